@@ -10,13 +10,13 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from fedcore.base import registry
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import FedcoreError, flag_of
+from fedcore.base.registry import CODE, available, resolve
 from fedcore.client.setup import Setup
 from fedcore.data import Partition
 from fedcore.runs.provenance import COMMIT, INSTRUCTIONS, commit, versions
-from fedcore.runs.saved import SOURCE, code_in
+from fedcore.runs.saved import SOURCE
 
 
 def option_cautions(setup: Setup) -> list[str]:
@@ -48,7 +48,7 @@ def option_cautions(setup: Setup) -> list[str]:
 def _partitioner_takes(option: str, name: str) -> bool:
     """Return whether a partition is made by a function that takes an option: by its name, or by ``**options``."""
     try:
-        parameters = inspect.signature(registry.resolve("partitioner", name)).parameters
+        parameters = inspect.signature(resolve("partitioner", name)).parameters
     except FedcoreError:  # the partition was made before the run
         return False
     rest = [each.name for each in parameters.values() if each.kind is inspect.Parameter.VAR_KEYWORD]
@@ -82,10 +82,9 @@ def version_cautions(config: RunConfig, begun_with: Mapping[str, Any]) -> list[s
     :param begun_with: the result of :func:`fedcore.runs.provenance.versions` at the beginning, and the commit. Values
         of other types than text are ignored.
     """
-    points, now = registry.available("plugin"), {**versions(config), COMMIT: commit() or "none"}
+    points, now = available("plugin"), {**versions(config), COMMIT: commit() or "none"}
     used = [point.dist.name for name in config.plugins if (point := points.get(name)) is not None and point.dist]
-    sources = {f"{SOURCE}{name}": f"another {SOURCE}{name}" for name in used}
-    sources |= {name: f"another {SOURCE}{name}" for name in code_in(config)}
+    sources = {name: f"another {SOURCE}{name.removeprefix(SOURCE)}" for name in now if name.startswith((SOURCE, CODE))}
     changed = [
         sources.get(name) or f"{name} {before}, now {now[name]}"
         for name in dict.fromkeys(("fedcore", COMMIT, "torch", INSTRUCTIONS, *used, *sources))

@@ -6,6 +6,7 @@ import datetime
 import functools
 import hashlib
 import importlib.util
+import inspect
 import os
 import platform
 import re
@@ -18,9 +19,10 @@ import torch
 
 from fedcore import __version__
 from fedcore.base.config import RunConfig
+from fedcore.base.identity import short_name
 from fedcore.base.metrics import sign
 from fedcore.base.process import cores
-from fedcore.base.registry import CODE, CORE, available
+from fedcore.base.registry import CODE, CORE, LENT, OBJECT, available
 from fedcore.client.setup import Setup
 from fedcore.runs.saved import SOURCE, code_in
 
@@ -62,30 +64,47 @@ def versions(config: RunConfig) -> dict[str, str]:
     The hashes are of the user's own code and of the packages of the run's plugins: an editable package that changes
     keeps its version.
     """
-    points = available("plugin")
-    modules = {
-        f"{SOURCE}{point.dist.name}": point.module
-        for name, point in points.items()
-        if name in config.plugins and point.dist
-    }
-    modules |= {name: name.removeprefix(CODE) for name in code_in(config)}
+    modules = {name: name.removeprefix(CODE) for name in code_in(config)}
+    for name, point in available("plugin").items():
+        if name in config.plugins and point.dist:
+            modules[f"{SOURCE}{point.dist.name}"] = point.module
     code = {name: _source(re.split("[.:]", module)[0]) for name, module in modules.items()}
+    for (_, name), lent in LENT.items():
+        if name.startswith(OBJECT) and (text := _text(lent)):
+            code[f"{SOURCE}{short_name(name)}"] = text
     return {**installed_versions(), INSTRUCTIONS: torch.backends.cpu.get_cpu_capability(), **code}
 
 
-@functools.cache  # the code that this process has imported does not change
 def _source(module: str) -> str:
-    """Return the SHA-256 of a module's source, or of all modules of a package; empty if there is no source."""
+    """Return the SHA-256 of a module's source, or of all modules of a package; empty if it cannot be read.
+
+    It includes modules and packages of the same folder that it imports, such as a study's ``layers.py``, but none of
+    ``site-packages``, which have versions. The files are read at each call: a notebook reloads what was edited.
+    """
     digest = hashlib.sha256()
     try:
         spec = importlib.util.find_spec(module)
-        folders = (spec and spec.submodule_search_locations) or ()
-        files = [file for folder in folders for file in sorted(Path(folder).rglob("*.py"))]
-        for file in files or [Path((spec and spec.origin) or "")]:
-            digest.update(file.read_bytes())
+        paths = [Path(place) for place in spec.submodule_search_locations or [str(spec.origin)]] if spec else []
+        for path in paths:  # the list grows
+            code = b"".join(file.read_bytes() for file in sorted(path.rglob("*.py")) or [path])
+            digest.update(code)
+            for other in () if path.parent.name.endswith("-packages") else sorted(path.parent.iterdir()):
+                imported = rb"^[ \t]*(?:from|import)[ \t](?:.*,)?[ \t]*%b\b" % re.escape(other.stem.encode())
+                if other not in paths and other.suffix in ("", ".py") and re.search(imported, code, re.MULTILINE):
+                    paths += [other] if other.suffix or any(other.glob("*.py")) else []
     except (ImportError, OSError, ValueError):
         return ""
     return digest.hexdigest()
+
+
+def _text(lent: Any) -> str:
+    """Return the SHA-256 of the text of a notebook's class or function; empty of other objects."""
+    held = {"": lent, **vars(lent if isinstance(lent, type) else type(lent))}.values()
+    functions = [each for each in held if inspect.isfunction(each) and each.__module__ == "__main__"]
+    try:
+        return hashlib.sha256("".join(map(inspect.getsource, functions)).encode()).hexdigest() if functions else ""
+    except OSError:  # of the interpreter's own prompt nothing is kept
+        return ""
 
 
 @functools.cache  # it reads every package's metadata
@@ -118,24 +137,15 @@ def commit() -> str | None:
     if not (_ROOT / ".git").exists():  # git would find the checkout of another project around site-packages
         return None
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    git = ["git", "describe", "--always", "--dirty", "--tags", "--abbrev=12"]
     try:
-        done = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--tags", "--abbrev=12"],  # noqa: S607
-            cwd=_ROOT,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        )
+        done = subprocess.run(git, cwd=_ROOT, env=environment, capture_output=True, text=True, timeout=10, check=True)  # noqa: S603
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() or None
 
 
 def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
+    listed = Path("/proc/cpuinfo")
+    names = re.findall(r"^model name\s*: (.+)", listed.read_text("utf-8"), re.MULTILINE) if listed.is_file() else []
+    return names[0].strip() if names else platform.processor() or platform.machine()

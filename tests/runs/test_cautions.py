@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import linecache
+
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 
 import fedcore
-from fedcore import Plugin, RunConfig, hookimpl
+from fedcore import Loss, Plugin, RunConfig, hookimpl
 from fedcore.models import build_model
 from fedcore.runs import provenance
 from fedcore.runs.directory import RunDirectory
@@ -136,20 +138,30 @@ def test_a_run_that_goes_on_with_another_commit_of_fedcore_says_so(notes, monkey
         ]
 
 
-@pytest.mark.parametrize("file", ["edited_module.py", "edited_package/parts.py"])
-def test_a_run_that_goes_on_with_other_code_or_instructions_says_so(notes, tmp_path, monkeypatch, file):
-    """A module that was edited, or one beside it in its package."""
+@pytest.mark.parametrize(
+    ("file", "imported"),
+    [
+        ("edited_module.py", ""),
+        ("edited_package/parts.py", ""),
+        ("module_of_study.py", "from layers_of_study import mlp"),
+        ("package_of_study/parts.py", "import math, layers_of_study\nmlp = layers_of_study.mlp"),
+    ],
+)
+def test_a_run_that_goes_on_with_other_code_or_instructions_says_so(notes, tmp_path, monkeypatch, file, imported):
+    """A module that was edited, one beside it in its package, or one in the same folder that it imports."""
     (tmp_path / file).parent.mkdir(exist_ok=True)
-    (tmp_path / file).write_text("from fedcore.models import mlp\n")
+    (tmp_path / file).write_text(imported or "from fedcore.models import mlp\n")
+    (tmp_path / "layers_of_study.py").write_text("from fedcore.models import mlp\n")
+    (tmp_path / "another_of_study.py").write_text("")
     name = f"module:{file.removesuffix('.py').replace('/', '.')}.mlp"
     monkeypatch.syspath_prepend(tmp_path)
     assert not [note for note in notes(model=name) if "begun with" in note]
+    (tmp_path / "another_of_study.py").write_text("# nobody imports it")
     assert notes(changes={"rounds": 3}) == []
-    with (tmp_path / file).open("a") as edited:
+    with (tmp_path / ("layers_of_study.py" if imported else file)).open("a") as edited:
         edited.write("# another text\n")
     capability = torch.backends.cpu.get_cpu_capability()
     monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "OTHER")
-    provenance._source.cache_clear()  # as in another process
     (note,) = notes(changes={"rounds": 4})
     assert note == (
         f"the run was begun with instruction set {capability}, now OTHER; another source of {name}: its results may "
@@ -158,6 +170,23 @@ def test_a_run_that_goes_on_with_other_code_or_instructions_says_so(notes, tmp_p
     first, *_, last = RunDirectory(tmp_path / "run").sessions.read()
     assert first["versions"][name] != last["versions"][name]
     assert last["versions"]["instruction set"] == "OTHER"
+
+
+def test_a_run_that_goes_on_with_another_text_of_a_notebooks_class_says_so(notes, monkeypatch):
+    def cell(weight):
+        text = "class Near(Plugin):\n    @hookimpl\n    def local_loss(self, step):\n"
+        text += f"        return Loss(step.logits.square().mean(), weight={weight})\n"
+        file, names = f"<cell {weight}>", {"Plugin": Plugin, "hookimpl": hookimpl, "Loss": Loss, "__name__": "__main__"}
+        linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)  # as IPython does
+        exec(compile(text, file, "exec"), names)  # noqa: S102
+        return names["Near"]
+
+    monkeypatch.setattr("fedcore.base.registry.main_module", lambda main: None)
+    assert notes([cell(0.1)]) == []
+    assert notes([cell(0.1)], changes={"rounds": 3}) == []
+    assert notes([cell(0.5)], changes={"rounds": 4}) == [
+        "the run was begun with another source of Near: its results may differ from those of one version"
+    ]
 
 
 def by_options(labels, num_clients, **options):
