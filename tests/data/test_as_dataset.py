@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, TensorDataset
 
 from fedcore import ConfigError, DataError, RunConfig
 from fedcore.base import registry
@@ -175,6 +175,11 @@ def pairs(*labels, x=None):
     return [(torch.zeros(2) if x is None else x, label) for label in labels]
 
 
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(pairs(0, 1))
+
+
 def named(*names):
     part = TensorDataset(torch.zeros(12, 2), torch.from_numpy(LABELS))
     part.classes = names
@@ -200,6 +205,7 @@ def named(*names):
         ((FRAME, SERIES, FRAME[::-1], SERIES), ("y_test.loc[x.index]",)),
         (((ROWS, LABELS), (ROWS, LABELS)), ("pairs", "(x_train, y_train, x_test, y_test)")),
         ((DataLoader(pairs(0, 1)), DataLoader(pairs(0))), ("loader.dataset",)),
+        ((Stream(), Stream()), ("list(...)",)),
         ((ROWS * np.nan, LABELS, ROWS, LABELS), ("x_train", 12)),
         ((ROWS, LABELS / 1, ROWS, LABELS), ("y_train", "y.astype(int)")),
         ((ROWS, np.arange(12.0), ROWS, LABELS), ("y.astype(int)", 12)),

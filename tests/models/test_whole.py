@@ -110,6 +110,7 @@ class Named(nn.Linear):
             lambda: nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3), nn.LogSoftmax(dim=1)),
             ("log_softmax",),
         ),
+        (lambda: torch.jit.trace(nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3)), torch.zeros(1, 5)), ("torch.jit",)),
         (lambda num_classes: nn.Linear(5, num_classes), ()),
         (lambda: nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 4)), ("4", "3")),
         (lambda: nn.Linear(8, 3), ("5",)),

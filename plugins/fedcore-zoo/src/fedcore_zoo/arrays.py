@@ -46,7 +46,11 @@ def arrays(data: Any, name: str, task: str) -> Dataset:
         return replace(dataset, notes=(*dataset.notes, *([note] if unused else [])))
     if isinstance(data, Sequence) and len(data) == len(KEYS):
         return _of_arrays(data, name, task)
-    if isinstance(data, Sequence) and len(data) == 2 and all(hasattr(part, "__getitem__") for part in data):
+    if (
+        isinstance(data, Sequence)
+        and len(data) == 2
+        and all({"__getitem__", "__len__"} <= {*dir(part)} for part in data)
+    ):
         if all(hasattr(part, "__array__") or _is_pair(part) for part in data):
             raise DataError(f"dataset is two arrays or pairs; expected four, ({', '.join(KEYS)}): docs/your-data.md")
         train, test = map(_stacked, data)
@@ -60,12 +64,14 @@ def arrays(data: Any, name: str, task: str) -> Dataset:
         read = [Task.read(y, len(x), f"y of {type(part).__name__}") for part, (x, y) in zip(data, (train, test))]
         names, test_labels = _numbered_alike(data, *read)
         return _of_tensors(name, (train[0], read[0]), (test[0], test_labels), names)
-    loaders = isinstance(data, Sequence) and any(isinstance(part, torch_data.DataLoader) for part in data)
+    parts, hint = data if isinstance(data, Sequence) else (), ""
+    if any(isinstance(part, torch_data.DataLoader) for part in parts):
+        hint = ". The data set of a DataLoader is loader.dataset"
+    elif any(isinstance(part, torch_data.IterableDataset) for part in parts):
+        hint = ". Samples are read by position: give list(...) of an IterableDataset"
     raise DataError(
         f"dataset is a {type(data).__name__}; expected a fedcore.data.Dataset, arrays or tensors ({', '.join(KEYS)}), "
-        "a mapping with these keys, or a pair (train, test) of torch's data sets"
-        + ". The data set of a DataLoader is loader.dataset"
-        * loaders
+        f"a mapping with these keys, or a pair (train, test) of torch's data sets{hint}"
     )
 
 

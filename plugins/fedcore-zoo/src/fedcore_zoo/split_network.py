@@ -142,6 +142,8 @@ def _last(
     if not outputs or outputs[-1][1] is not logits:
         changed = bool(outputs) and outputs[-1][1].shape == logits.shape
         hint = "leave out softmax or log_softmax, which the loss contains, or " if changed else ""
+        if isinstance(network, torch.jit.ScriptModule):
+            hint = "give the network before torch.jit.script or trace, or "
         raise ConfigError(f"model {name!r} does not end with a linear layer that gives the logits; {hint}{HINT}")
     return outputs[-1][0]
 
