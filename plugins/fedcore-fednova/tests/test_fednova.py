@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -31,7 +32,7 @@ from fedcore_testing import (
     weights,
     with_batch_norm,
 )
-from tests.sentences import raises
+from tests.sentences import raises, warns
 
 DIGITS = {"clients": 4}
 LONG = {**DIGITS, "rounds": 4, "participation": 0.75}
@@ -242,6 +243,17 @@ def test_equal_steps_are_fedavg_to_the_bit(go, momentum):
 def test_equal_steps_with_a_proximal_term_are_fedprox_to_the_bit(go):
     options = {"partition": even, "participation": 0.75, "local_epochs": 2}
     assert model_bytes(go({"fednova": {"mu": 0.3}}, **options)) == model_bytes(go({Twin: {}}, **options))
+
+
+def test_with_local_steps_it_is_fedavg_to_the_bit_and_a_note_says_so(go):
+    options = {"local_steps": 3}
+    with warns(RuntimeWarning, "fednova", "--local-steps", "--local-epochs"):
+        result = go({"fednova": {}}, **options)
+    assert model_bytes(result) == model_bytes(go({}, **options))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "fednova", RuntimeWarning)
+        go({"fednova": {}}, **options, system={"stragglers": 0.5})
+        go({"fednova": {"gmf": 0.5}}, **options)
 
 
 def test_one_client_is_fedavg_to_the_bit(go):

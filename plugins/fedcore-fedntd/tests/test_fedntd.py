@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fedcore import hookimpl
+from fedcore.data import as_dataset, load_dataset
 from fedcore_fedntd import FedNTD, not_true_distillation
 from fedcore_testing import (
     federations,
@@ -17,6 +18,7 @@ from fedcore_testing import (
     records,
     steps_without_host_sync,
 )
+from tests.sentences import warns
 
 go = federations()
 SEEN: list[dict] = []
@@ -122,6 +124,19 @@ def test_a_larger_beta_keeps_the_client_nearer_to_what_it_received(go):
         for beta in (1e-6, 3.0, 30.0)
     ]
     assert kept[0] > kept[1] > kept[2] > 0
+
+
+def parity(data_dir):
+    digits = load_dataset("digits")
+    arrays = [array for part in (digits.train, digits.test) for array in (part.images.numpy(), part.labels.numpy() % 2)]
+    return as_dataset(arrays, "parity")
+
+
+def test_with_two_classes_it_is_fedavg_to_the_bit_and_a_note_says_so(go):
+    two = {"dataset": parity}
+    with warns(RuntimeWarning, "fedntd", "two classes"):
+        result = go({"fedntd": {}}, **two)
+    assert model_bytes(result) == model_bytes(go({}, **two))
 
 
 @pytest.mark.slow

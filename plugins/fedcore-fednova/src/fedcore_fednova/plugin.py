@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor
 
-from fedcore import ClientUpdate, Loss, Plugin, PluginOptions, ServerContext, Step, hookimpl
+from fedcore import ClientUpdate, Loss, Plugin, PluginOptions, RunSetup, ServerContext, Step, hookimpl
 from fedcore_fednova import equations as eq
 from fedcore_functional import proximal_term
 
@@ -39,6 +39,17 @@ class FedNova(Plugin[FedNovaOptions]):
     server_optimizer = True
     reads_steps = True  # for local-dp, which hides them
     assumes = ("displacement", "sgd")  # after an exchange w_t - y_i is partly another client's work
+
+    @hookimpl
+    def check_run(self, setup: RunSetup) -> None:
+        """Tell of clients that all do the same work."""
+        config, plain = setup.config, self.options.mu == self.options.gmf == 0
+        if plain and config.local_steps is not None and getattr(config, "system", None) is None:
+            setup.note(
+                self.name,
+                "with --local-steps all clients take the same number of steps, so the mean is FedAvg's; use "
+                "--local-epochs",
+            )
 
     @hookimpl
     def local_loss(self, step: Step) -> Loss:

@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedcore import Loss, Plugin, PluginOptions, Step, hookimpl
+from fedcore import Loss, Plugin, PluginOptions, RunSetup, Step, hookimpl
 
 __all__ = ["FedNTD", "FedNTDOptions", "not_true_distillation", "not_true_log_probabilities"]
 
@@ -29,6 +29,12 @@ class FedNTD(Plugin[FedNTDOptions]):
     neutral = {"beta": 0.0}
     assumes = ("classes",)
     reads = ("global",)
+
+    @hookimpl
+    def check_run(self, setup: RunSetup) -> None:
+        """Tell of two classes."""
+        if setup.task.num_classes == 2:
+            setup.note(self.name, "of two classes one is not the sample's own, so the term is 0 and has no effect")
 
     @hookimpl
     def local_loss(self, step: Step) -> Loss:

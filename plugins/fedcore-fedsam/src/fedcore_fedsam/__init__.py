@@ -68,8 +68,10 @@ def ascended(
     >>> ascended({"w": torch.tensor([1.0, 1.0])}, {"w": torch.tensor([3.0, 4.0])}, 0.5)["w"]
     tensor([1.3000, 1.4000])
     """
-    scaled = gradients if scale is None else {name: scale[name] * g for name, g in gradients.items()}
+    # In float32 at least: float16 has no SMALLEST, and no large 1 / |g|.
+    wide = {name: g.to(torch.promote_types(g.dtype, torch.float32)) for name, g in gradients.items()}
+    scaled = wide if scale is None else {name: scale[name] * g for name, g in wide.items()}
     norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in scaled.values()]))
     length = rho / (norm + SMALLEST)
     directions = scaled if scale is None else {name: scale[name] * g for name, g in scaled.items()}
-    return {name: weights[name] + length * g for name, g in directions.items()}
+    return {name: weights[name] + (length * g).to(weights[name].dtype) for name, g in directions.items()}
