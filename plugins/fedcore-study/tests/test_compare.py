@@ -1463,6 +1463,9 @@ class TestLatex:
                 assert text.count(head) == 1
             assert text.count(r"\multicolumn{") == sum("personal" in part for part in text.split("tabular")[1::2])
 
+    def test_signs_that_the_font_has_others_for_are_mathematics(self):
+        assert tables.latex_text("a|b < c") == "a$|$b $<$ c", "LaTeX prints a dash for |"
+
     def test_a_narrow_table_is_one_tabular(self, width):
         text = tables.Table("Title", ["method", "seeds"], [["fedavg", "3"], ["[moon]", "3"]]).latex()
         assert len(self.widths(text, width)) == 1

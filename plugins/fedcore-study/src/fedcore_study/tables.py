@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _LATEX = str.maketrans(
     {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
     | {character: "\\" + character for character in "&%$#_{}"}
-    | {"±": r"$\pm$", "<": "$<$", ">": "$>$"}
+    | {"±": r"$\pm$", "<": "$<$", ">": "$>$", "|": "$|$"}
 )
 
 _SMALL = r"\small\setlength{\tabcolsep}{4pt}"
