@@ -7,13 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from fedcore import ConfigError, FedcoreError
+from fedcore import ConfigError, FedcoreError, Plugin, hookimpl
 from fedcore.data import load_dataset, make_partition
 from fedcore.engines import ClientSite, InProcessEngine, LocalEngine
 from fedcore.tools import StorageError, registry
@@ -58,6 +59,18 @@ def test_real_workers_give_the_bits_of_this_process_and_end_with_the_engine(tmp_
     assert len({worker.pid for worker in started} - {os.getpid()}) == 2
     assert None not in [worker.returncode for worker in started]
     assert (model_bytes(there), records(there)) == (model_bytes(here), records(here))
+
+
+class Warns(Plugin):
+    @hookimpl
+    def end_local(self, client):
+        warnings.warn("as a library does", stacklevel=1)
+
+
+def test_a_warning_of_all_workers_is_printed_once(tmp_path, capfd):
+    """Each worker printed it. A notebook did not show it at all: workers write to the terminal of its server."""
+    federate(tmp_path, Warns, workers=2, clients=4, rounds=2)
+    assert capfd.readouterr().err.count("UserWarning: as a library does") == 1
 
 
 def test_no_workers_are_this_process(tmp_path):

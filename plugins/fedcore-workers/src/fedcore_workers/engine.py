@@ -12,6 +12,7 @@ import math
 import os
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
@@ -112,6 +113,7 @@ class WorkerEngine:
         # Further workers would never have a task.
         self.workers = min(site.config.workers or cores(), site.partition.num_clients)
         self._lost_early = 0
+        self._warned: set[str] = set()  # the workers' warnings that were printed
         self._seconds: dict[str, float] = {}  # of the workers' processors for a task, by kind
         self._timeout, self.together = site.config.client_timeout, runner_of(site.config, site.dataset).together
         self._dispatcher: Dispatcher[_Worker] = Dispatcher([])
@@ -205,6 +207,11 @@ class WorkerEngine:
             tensors, (kind, *details), _ = worker.channel.receive()
         except (EOFError, TimeoutError) as error:
             self._replace(worker, overdue=isinstance(error, TimeoutError))
+            return
+        if kind == "warning":
+            if details[0] not in self._warned:
+                self._warned.add(details[0])
+                sys.stderr.write(details[0])
             return
         if kind != "outcomes":
             self._dispatcher.take(worker, kind, tensors, *details)

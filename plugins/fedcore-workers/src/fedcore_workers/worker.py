@@ -12,6 +12,9 @@ import signal
 import socket
 import sys
 import time
+import warnings
+from functools import partial
+from typing import Any
 
 from fedcore import FedcoreError
 from fedcore.engines import ClientRuntime, SharedPayload, nobody_draws_outside
@@ -35,8 +38,16 @@ def main(fd: int, engine: int | None = None) -> None:
         with contextlib.suppress(OSError):  # a worker that gets its task does not keep the engine from sending the next
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     nobody_draws_outside()
+    channel = Channel(socket.socket(fileno=fd))
+    warnings.showwarning = partial(_pass_on, channel)
     with process.one_thread(), contextlib.suppress(EOFError, ConnectionError):
-        serve(Channel(socket.socket(fileno=fd)))
+        serve(channel)
+
+
+def _pass_on(channel: Channel, *warning: Any) -> None:
+    """Send a warning, as :func:`warnings.showwarning` gets it, to the engine, which prints it once for all workers."""
+    message, category, file, line = warning[:4]
+    channel.send({}, ["warning", warnings.formatwarning(message, category, file, line)])
 
 
 def serve(channel: Channel) -> None:
