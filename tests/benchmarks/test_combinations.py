@@ -99,8 +99,11 @@ def test_a_planted_interaction_is_found_and_no_other(study, guess):
     assert [name for name, value in found.beyond_p.items() if value < 0.01] == ["SCAFFOLD + FedAvgM"]
     assert found.beyond["SCAFFOLD + FedAvgM"].mean == pytest.approx(-20, abs=1)
     text = study["tables"](found)
-    assert "FedAvgM** loses on SCAFFOLD; " in text
-    assert "**USCC** gains on all 12 base methods" in text
+    rows = {line.split(" | ")[0].removeprefix("| "): line.split(" | ")[3:] for line in text.splitlines()}
+    assert rows["FedAvgM"][0].startswith("0, 1, ")
+    assert rows["FedAvgM"][2].startswith("SCAFFOLD -")
+    assert rows["USCC"][0].startswith("12, 0, ")
+    assert "Pairs that hurt** (gain over the base, significant): SCAFFOLD + FedAvgM -" in text
     assert "Less than the sum:** SCAFFOLD + FedAvgM -" in text
     assert "More than the sum:** none" in text
     for beyond in (False, True):
