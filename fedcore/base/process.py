@@ -135,7 +135,8 @@ def _torch_as_new() -> Iterator[None]:
     """
     import torch
 
-    dtype, without = torch.get_default_dtype(), functools.partial(torch.autocast, enabled=False)
+    # Weights that an autocast in the block has cast would stay in torch's cache until the outermost autocast ends.
+    dtype, without = torch.get_default_dtype(), functools.partial(torch.autocast, enabled=False, cache_enabled=False)
     device = nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
     torch.set_default_dtype(torch.float32)
     try:

@@ -199,7 +199,7 @@ class LocalSession:
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the context of the arithmetic that the run's ``precision`` asks for."""
         if self.config.precision == "bf16":
-            return torch.autocast(self.working.device.type, dtype=torch.bfloat16)
+            return torch.autocast(self.working.device.type, dtype=torch.bfloat16, cache_enabled=False)
         return nullcontext()
 
     def load(self) -> None:

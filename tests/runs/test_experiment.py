@@ -54,13 +54,37 @@ def set_for_torch():
     torch.set_default_dtype(torch.float32)
 
 
-def test_a_run_has_its_own_results_whatever_the_program_set_for_torch(go, request):
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_a_run_has_its_own_results_whatever_the_program_set_for_torch(go, request, precision):
     """It failed, or had other results, with workers other ones than without."""
-    plain = go(workers=0)
+    plain = go(workers=0, precision=precision)
     request.getfixturevalue("set_for_torch")
-    result = go(workers=0)
+    result = go(workers=0, precision=precision)
     assert model_bytes(result) == model_bytes(plain)
     assert evaluate_run(result.directory)["global"] == plain.metrics["global"]
+
+
+class InItsOwnAutocast(Plugin):
+    """Cross-entropy of a pass in 16 bits."""
+
+    name = "in-its-own-autocast"
+
+    @hookimpl
+    def task_loss(self, step):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            logits = step.model(step.x)[1]
+        return torch.nn.functional.cross_entropy(logits.float(), step.y)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_run_in_bf16_learns_what_one_in_float32_does(go, workers):
+    """Each step casts the weights anew: torch keeps the first ones as long as another autocast is around."""
+    setting = {"workers": workers, "lr": 0.02, "batch_size": 8, "model": "mlp"}
+    exact = go(**setting).metrics["global"]["loss"]
+    for run in (go(precision="bf16", **setting), go(InItsOwnAutocast, **setting)):
+        loss = run.metrics["global"]["loss"]
+        assert loss == pytest.approx(exact, rel=0.01)
+        assert loss != exact
 
 
 # --- checkpoints beside the training ------------------------------------------------------------------------
