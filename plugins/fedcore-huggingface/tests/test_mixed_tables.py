@@ -128,6 +128,8 @@ def test_workers_have_the_same_bits(table, tmp_path):
 
 
 def test_numbers_can_be_categories(table):
+    with raises(ConfigError, "?categories=sex", "?columns=age"):  # it was left out
+        load_dataset(f"hf:{table}?categories=sex&label=dead&columns=age")
     found = load_dataset(f"hf:{table}?categories=age&label=dead&columns=age,sex")
     assert {column.partition("=")[0] for column in found.train.columns} == {"age", "sex"}
     assert (found.train.inputs.sum(dim=1) == 2).all()

@@ -70,6 +70,8 @@ def _input_columns(
     columns = options.columns
     if options.categories and columns is None:
         columns = (*(column for column in numbers if column not in options.categories), *options.categories)
+    if unused := [column for column in options.categories if column not in (columns or ())]:
+        raise table.error(f"?categories={unused[0]} is not among ?columns={','.join(columns or ())}; add it there")
     named = {"image": options.image, "text": options.text, "table": columns}
     chosen = [(kind, value) for kind, value in named.items() if value is not None]
     if len(chosen) > 1:
