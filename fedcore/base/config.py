@@ -40,8 +40,10 @@ Json = Any  # None, bool, int, float, str, list or dict of the same
 
 
 def _split(value: Any) -> Any:
-    """Accept ``A,B,C`` as well as a list. None is empty: a line of a file that says ``client_models:``."""
-    return value.split(",") if isinstance(value, str) else [] if value is None else value
+    """Accept ``A,"B, C"`` as well as a list. None is empty: a line of a file that says ``client_models:``."""
+    if isinstance(value, str):
+        return [quoted or plain for quoted, plain in re.findall(r'\s*"([^"]*)"\s*,|([^,]*),', f"{value},")]
+    return [] if value is None else value
 
 
 def _unseen_of(value: Any) -> Any:

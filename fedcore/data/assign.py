@@ -221,7 +221,7 @@ class Scenario:
         unseen = numpy_generator(options.seed, "unseen").permutation(clients)[: clients - options.training_clients]
         if isinstance(share, list):
             if wrong := [name for name in share if name not in names]:
-                raise UnknownNameError("client", wrong[0], names, "--unseen-clients takes a share or names")
+                raise UnknownNameError("client", wrong[0], names, '--unseen-clients takes a share or A,"B, C"')
             unseen = np.array([names.index(name) for name in share])
         order = [*np.setdiff1d(np.arange(clients), unseen), *np.sort(unseen)]
         train, test = ([part[k] for k in order] for part in (partition.train, partition.test))

@@ -152,8 +152,7 @@ def parts_by_owner(owner: IntArray, num_clients: int, rng: np.random.Generator) 
     """Return the positions that each client owns, in random order; samples with owner -1 are unused."""
     shuffled = rng.permutation(np.flatnonzero(owner >= 0))
     by_owner = shuffled[np.argsort(owner[shuffled], kind="stable")]
-    sizes = np.bincount(owner[shuffled], minlength=num_clients)
-    return np.split(by_owner, np.cumsum(sizes)[:-1])
+    return np.split(by_owner, np.bincount(owner[shuffled], minlength=num_clients).cumsum()[:-1])
 
 
 def even_sizes(total: int, parts: int) -> IntArray:

@@ -96,7 +96,7 @@ class Run:
             config = config.model_copy(update={"partition": DECLARED})
         if config.unseen_clients and not partition.test.sizes[config.training_clients :].any():
             raise ConfigError(
-                "--unseen-clients: the unseen clients hold no samples out; add --client-test-fraction 0.2, or raise it"
+                "--unseen-clients: none holds samples out; add --client-test-fraction 0.2 or more, or name larger ones"
             )
         for option, is_set in (
             ("--validation-share", config.validation_share > 0),
@@ -232,8 +232,7 @@ class Run:
         """Start the engine and the trackers, for callers that go round by round from a state of the run."""
         follow: Notify = notify or only_notes
         notes: Any = self.partition.info["notes"]
-        first = next(iter(self.directory.sessions.read()), {})
-        begun_with = {**self.file.versions, COMMIT: first.get("commit")}
+        begun_with = {**self.file.versions, COMMIT: next(iter(self.directory.sessions.read()), {}).get("commit")}
         cautions = [*version_cautions(self.config, begun_with), *self.dataset.notes]
         if not state.round:
             cautions += [*evaluation_cautions(self.setup, self.partition), *option_cautions(self.setup)]

@@ -103,6 +103,7 @@ def test_hospitals_that_are_named_never_train(cli, plugin):
         ("-0.2", ("'-0.2'",)),
         (",".join(HOSPITALS), ("unseen_clients", "5 of 5")),
         ("Genf,Genf", ("--unseen-clients", "once")),
+        ("Genf,Köln, D", ("'Köln'", '"B, C"')),
     ],
 )
 def test_unseen_clients_without_such_a_name_are_refused(cli, unseen, named):
@@ -121,6 +122,7 @@ def test_clients_without_names_have_their_numbers():
     assert RunConfig(unseen_clients="3").training_clients == 9
     for each in (3, [3]):  # as a grid or a file has the number of a site
         assert RunConfig(unseen_clients=each).unseen_clients == ["3"]
+    assert RunConfig(unseen_clients='Genf,"Köln, D"').unseen_clients == ["Genf", "Köln, D"]
     for each in ("0,", [0], ["0"]):
         assert RunConfig(unseen_clients=each).unseen_clients == ["0"]
     for each in ("0", 0, "00"):  # of a grid that leaves out one numbered site after the other, or none and a share
