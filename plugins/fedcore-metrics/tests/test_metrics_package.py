@@ -58,6 +58,12 @@ def test_all_classes_against_scikit_learn(classes, samples, scale):
     assert value(CalibrationError(classes), logits, labels) == pytest.approx(sum(gaps) / samples)
 
 
+def slopes_of(shares, labels):
+    odds = np.log(shares / (1 - shares))
+    fits = (LogisticRegression(C=np.inf, tol=1e-8).fit(odds[:, [c]], labels == c) for c in range(odds.shape[1]))
+    return [fit.coef_[0, 0] for fit in fits]
+
+
 @pytest.mark.parametrize("classes", [2, 5])
 @pytest.mark.parametrize("scale", [0.5, 4.0])
 def test_brier_score_and_calibration_slope_against_scikit_learn(classes, scale):
@@ -69,15 +75,20 @@ def test_brier_score_and_calibration_slope_against_scikit_learn(classes, scale):
     else:
         brier = sum(brier_score_loss(labels == c, shares[:, c]) for c in range(classes))
     assert value(BrierScore(classes), logits, labels) == pytest.approx(brier)
-    slopes = []
-    for c in range(classes):
-        odds = np.log(shares[:, [c]] / (1 - shares[:, [c]]))
-        slopes.append(LogisticRegression(C=np.inf, tol=1e-8).fit(odds, labels == c).coef_[0, 0])
+    slopes = slopes_of(shares, labels)
     assert value(CalibrationSlope(classes), logits, labels) == pytest.approx(np.mean(slopes), rel=2e-3)
     too_sure = value(CalibrationSlope(classes), 3 * logits, labels)
     if classes == 2:  # there the log-odds are three times as large
         assert too_sure == pytest.approx(np.mean(slopes) / 3, rel=5e-3)
     assert too_sure < value(CalibrationSlope(classes), logits, labels)
+
+
+def test_a_class_that_is_hardly_predicted_has_a_slope():
+    """All its log-odds are far below 0, so that the intercept is large: steps overshot, and the metric was nan."""
+    logits, labels = drawn(3, 2000)
+    logits[:, 0] -= 8
+    expected = np.mean(slopes_of(logits.double().softmax(dim=1).numpy(), labels))
+    assert value(CalibrationSlope(3), logits, labels) == pytest.approx(expected, rel=5e-3)
 
 
 def test_a_score_that_parts_two_classes_has_no_slope():

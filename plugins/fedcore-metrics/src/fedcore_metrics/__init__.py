@@ -181,18 +181,23 @@ def _places(odds: Tensor, labels: Tensor, bins: int) -> Tensor:
 def _slope(odds: Tensor, samples: Tensor, positive: Tensor) -> float:
     """Return the slope of a logistic regression, by Newton's method; nan if it does not converge.
 
+    It takes standardised log-odds: where all are far from 0, as of a rare class, intercept and slope would go together,
+    and the steps would overshoot.
+
     :param odds: the log-odds of each bin, (bins,).
     :param samples: the samples of each bin.
     :param positive: those among them that are of the class.
     """
-    x, at = torch.stack([torch.ones_like(odds), odds]), torch.tensor([0.0, 1.0], dtype=torch.float64)
+    centred = odds - odds @ samples / samples.sum()
+    deviation = (centred.square() @ samples / samples.sum()).sqrt()
+    x, at = torch.stack([torch.ones_like(odds), centred / deviation]), torch.zeros(2, dtype=torch.float64)
     for _ in range(100):
         shares = (at @ x).sigmoid()
         curvature = (x * (samples * shares * (1 - shares))) @ x.T
         step, problem = torch.linalg.solve_ex(curvature, x @ (positive - samples * shares))
         if problem or not step.isfinite().all():
             break
-        at = at + step.clamp(-1, 1)  # far from the optimum a full step can overshoot
+        at = at + step / step.abs().max().clamp(min=1)
         if step.abs().max() < 1e-9:
-            return float(at[1])
+            return float(at[1] / deviation)
     return math.nan
