@@ -11,10 +11,10 @@ import torch
 
 import fedcore
 from fedcore import ConfigError, DataError
-from fedcore.data import Dataset, TensorSamples, as_dataset, load_dataset, load_partition
+from fedcore.data import Dataset, Partition, TensorSamples, as_dataset, load_dataset, load_partition
 from fedcore_testing import federations, model_bytes, partition_of, small_config
 from fedcore_zoo import as_client
-from fedcore_zoo.preparation import check_finite, pretrained_numbers
+from fedcore_zoo.preparation import check_finite, prepare, pretrained_numbers
 from tests.sentences import raises
 
 go = federations()
@@ -138,6 +138,43 @@ def test_raw_columns_of_other_orders_of_magnitude_are_noted(tmp_path, recwarn, c
         said = [str(w.message) for w in recwarn if "trained on as it is" in str(w.message)]
         assert bool(said) == (choice != "global" and words is not None)
         assert not said or re.search(str(words), said[0])
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "noted"),
+    [
+        (slice(40), slice(40), "40 of 40 test"),
+        (slice(60), slice(30, 80), "30 of 50 test"),
+        (slice(40), slice(20, 60), ""),
+        (slice(40), slice(40, 80), ""),
+    ],
+)
+@pytest.mark.parametrize("shape", [(90,), (9, 10)])
+def test_test_samples_that_are_training_samples_are_noted(tmp_path, recwarn, train, test, noted, shape):
+    x, y = np.random.default_rng(0).random((80, *shape), dtype=np.float32), np.arange(80) % 2
+    config = small_config(tmp_path, clients=2, rounds=1, local_steps=1, partition="iid", model="mlp")
+    fedcore.run(config, dataset=(x[train], y[train], x[test], y[test]), progress=False)
+    notes = [str(w.message) for w in recwarn if "are training samples, too" in str(w.message)]
+    assert [note.partition(" samples")[0] for note in notes] == [noted] * bool(noted)
+
+
+def test_equal_rows_of_few_values_are_no_note(tmp_path, recwarn):
+    x, y = np.random.default_rng(0).integers(0, 2, (200, 4)).astype(np.float32), np.arange(200) % 2
+    config = small_config(tmp_path, clients=2, rounds=1, local_steps=1, partition="iid", model="mlp")
+    fedcore.run(config, dataset=(x[:150], y[:150], x[150:], y[150:]), progress=False)
+    assert not any("are training samples, too" in str(w.message) for w in recwarn)
+
+
+def test_a_federations_client_looks_at_its_own_parts():
+    x, y = torch.rand(6, 5), torch.tensor([0, 1] * 3)
+    own = TensorSamples(torch.cat([x, x[:4]]), torch.cat([y, y[:4]]))
+    dataset = Dataset("own", own, TensorSamples(x, y), num_classes=2, input_shape=(5,))
+    for held_out, notes in (([6, 7, 8, 9], 1), ([4, 5], 0)):
+        partition = Partition(
+            [[], [0, 1, 2, 3]], [[], held_out], {**Partition.declared([1], [0], "own").info, "own": 1}
+        )
+        found = prepare(None, "as-loaded", dataset, partition).notes
+        assert [f"{len(held_out)} of {len(held_out)} held-out" in note for note in found] == [True] * notes
 
 
 @pytest.mark.parametrize("shape", [(9,), (3, 3)])

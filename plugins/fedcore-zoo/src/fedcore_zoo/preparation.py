@@ -30,6 +30,9 @@ APART = 1000.0
 SCALE = 10.0
 """Test samples whose deviation differs from the training samples' by this factor are noted."""
 
+SEEN = 32
+"""How many values of a sample, evenly spaced, are compared to find it among the training samples."""
+
 MANY = 1000
 """Of more clients the means and deviations are not stored with the model."""
 
@@ -47,7 +50,9 @@ def prepare(config: Any, choice: str, dataset: Dataset, partition: Partition) ->
     """
     train = dataset.train
     _check_samples(dataset)
-    dataset = replace(dataset, notes=(*dataset.notes, *_scaled_apart(train, dataset.test)))
+    dataset = replace(
+        dataset, notes=(*dataset.notes, *_scaled_apart(train, dataset.test), *_seen_in_training(dataset, partition))
+    )
     if "own" in partition.info:  # at a client of a federation: the samples are normalised as the server's are
         return _by_client(dataset, partition) if choice == "client" else dataset
     if partition.is_declared and choice not in ("none", "pretrained"):
@@ -102,6 +107,32 @@ def _scaled_apart(train: Samples, test: Samples) -> list[str]:
     if not ours or not (theirs / ours > SCALE or theirs / ours < 1 / SCALE):
         return []
     return [f"test samples have a deviation of {theirs:.3g}, training samples of {ours:.3g}: scale both alike"]
+
+
+def _seen_in_training(dataset: Dataset, partition: Partition) -> list[str]:
+    """Return the note on test samples of which most are training samples, too; at a client of a federation its own.
+
+    Equal rows of a table of few values say nothing: there is no note if most training samples are there twice.
+    """
+    own: Any = partition.info.get("own")
+    values: list[Any] = [
+        getattr(part, "images", getattr(part, "inputs", None)) for part in (dataset.train, dataset.test)
+    ]
+    if not all(isinstance(part, Tensor) for part in values) or (partition.is_declared and own is None):
+        return []
+    rows = [part.reshape(len(part), -1) for part in values]
+    if own is not None:
+        rows = [rows[0][partition.train[own]], rows[0][partition.test[own]]]
+    step = 1 + rows[0].shape[1] // SEEN
+    train, test = ([*map(hash, map(bytes, part[:, ::step].contiguous().view(torch.uint8).numpy()))] for part in rows)
+    known = set(train)
+    also = sum(each in known for each in test)
+    if 2 * also <= len(test) or 2 * len(known) <= len(train):
+        return []
+    what = "test" if own is None else "held-out"
+    return [
+        f"{also} of {len(test)} {what} samples are training samples, too, so figures on them say little about new ones"
+    ]
 
 
 def check_finite(samples: Samples, where: str) -> None:
