@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import os
 import signal
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +21,7 @@ from fedcore.data import load_dataset, make_partition
 from fedcore.engines import ClientSite, InProcessEngine, LocalEngine
 from fedcore.tools import StorageError, registry
 from fedcore_testing import federate, model_bytes, records, small_config
-from fedcore_workers import TEMPLATE, WorkerEngine, engine, forks, transport
+from fedcore_workers import TEMPLATE, WorkerEngine, engine, forks, pack_site, transport
 from tests.reliability.processes import alive, descendants, open_files
 from tests.sentences import raises
 
@@ -80,6 +82,25 @@ def test_no_workers_are_this_process(tmp_path):
     assert [pid for pid in descendants(os.getpid()) if pid not in before and alive(pid)] == []
     with raises(ConfigError, "--client-timeout"):
         LocalEngine(spec(tmp_path, workers=0, client_timeout=1.0))
+
+
+def test_a_module_that_was_edited_but_not_imported_again_is_refused(tmp_path, monkeypatch):
+    """Workers trained with the new text, the server and runs without workers with the old one, in silence."""
+    file, text = tmp_path / "edited_method.py", "from fedcore import Plugin\nclass Mine(Plugin):\n    weight = {}\n"
+    file.write_text(text.format(0.1))
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("edited_method")
+    with registry.lent({("plugin", "object:Mine"): module.Mine}):
+        site = spec(tmp_path)
+        site = replace(site, config=site.config.model_copy(update={"plugins": {"object:Mine": {}}}))
+        pack_site(site)
+        pack_site(site)
+        file.write_text(text.format(99.1))
+        for _ in range(2):
+            with raises(ConfigError, "edited_method.py", "importlib.reload(edited_method)"):
+                pack_site(site)
+        importlib.reload(module)
+        pack_site(site)
 
 
 def test_there_are_no_more_workers_than_clients(tmp_path):

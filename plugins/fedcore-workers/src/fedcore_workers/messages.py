@@ -27,8 +27,8 @@ from fedcore.engines import (
     flatten,
     unflatten,
 )
-from fedcore.tools import StorageError
-from fedcore_workers.objects import pickled, unpickled
+from fedcore.tools import StorageError, code_in, registry
+from fedcore_workers.objects import pickled, refuse_edited, unpickled
 
 SITE = "site"
 
@@ -46,6 +46,10 @@ def pack_site(site: ClientSite) -> Tensors:
         tensors[f"{id(part)}"] = part
         return f"{id(part)}"
 
+    config, lent = site.config, [value for (kind, _), value in registry.LENT.items() if kind != "dataset"]
+    values = [*lent, *(registry.resolve("plugin", name) for name in config.plugins)]
+    modules = [getattr(value, "__module__", None) or "" for value in values]
+    refuse_edited([*modules, *(name.partition(":")[2] for name in code_in(config))])
     content = pickled(site, apart)
     return {**tensors, SITE: torch.frombuffer(bytearray(content), dtype=torch.uint8)}
 

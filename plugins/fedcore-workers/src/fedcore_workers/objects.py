@@ -8,11 +8,39 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from fedcore import ConfigError
 from fedcore.tools import registry
+
+_read: dict[str, tuple[Any, bytes]] = {}
+"""Module -> its spec, which a reload replaces, and its source, as this process last began workers with it."""
+
+
+def refuse_edited(modules: Iterable[str]) -> None:
+    """Refuse modules that were edited since this process began workers with them: workers would import another text.
+
+    :param modules: names of modules with plugins and models. All imported modules of their packages are looked at.
+    :raises ConfigError: names a module, and says how to import it again.
+    """
+    packages = {module.partition(".")[0] for module in modules}
+    for name, module in sorted(sys.modules.items()):
+        spec = getattr(module, "__spec__", None)
+        if name.partition(".")[0] not in packages or spec is None or not str(spec.origin).endswith(".py"):
+            continue
+        file = Path(spec.origin)
+        if any(part.endswith("-packages") for part in file.parts) or not file.is_file():
+            continue  # it is installed, or in an archive
+        source, (seen, before) = file.read_bytes(), _read.get(name, (None, b""))
+        if seen is spec and source != before:
+            raise ConfigError(
+                f"{spec.origin} was edited after this program had imported it: worker processes would train with the "
+                f"new text, the server with the old one. Import it again: importlib.reload({name}), or a new process"
+            )
+        _read[name] = spec, source
 
 
 def pickled(value: Any, apart: Callable[[Any], str | None] = lambda part: None) -> bytes:
