@@ -147,6 +147,7 @@ def test_engines_and_resumed_runs_have_the_same_bits(go):
         (PersonalClassifier, {}, ("'centralised'",)),
         ({"fedcme": {}}, {"local_epochs": 4}, ()),
         ({"noisy-clients": {"inputs": 0.1}}, {}, ()),
+        ({"scaffold": {"weighting": "uniform"}}, {}, ("'scaffold'",)),
     ],
 )
 def test_methods_that_need_clients_are_refused(go, other, options, named):

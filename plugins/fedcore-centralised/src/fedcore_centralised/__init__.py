@@ -41,6 +41,9 @@ class Centralised(Plugin):
                 if other.implements(hook):
                     reason = f"{other.name!r} {effect}, but 'centralised' trains in one place"
                     raise PluginConflictError.of("centralised", other.name, reason)
+            if "displacement" in other.assumes:  # clients without samples would count as clients that did not move
+                reason = f"{other.name!r} compares how far clients moved, but 'centralised' trains in one place"
+                raise PluginConflictError.of("centralised", other.name, reason)
 
     @hookimpl
     def assign_samples(self, setup: RunSetup, partition: Partition) -> Partition:
