@@ -268,28 +268,19 @@ def label(addition: str) -> str:
 
 
 def tables(study: Study) -> str:
-    """Return the Markdown of a data set: tables, pairs, and the guess."""
-    lines = [
-        "| base method | alone, % | minus FedAvg [95 % interval] | p (Holm) | guess |",
-        "| --- | ---: | ---: | ---: | ---: |",
-    ]
+    """Return the Markdown of a data set: tables and pairs."""
+    lines = ["| base method | alone, % | minus FedAvg [95 % interval] | p (Holm) |", "| --- | ---: | ---: | ---: |"]
     for base in study.bases:
         own = study.accuracy(base)
         figure = f"| {base} | {own.mean():.1f} ± {own.std(ddof=1):.1f} |"
         if base == "FedAvg":
-            lines.append(f"{figure} | | |")
+            lines.append(f"{figure} | |")
         else:
-            lines.append(
-                f"{figure} {study.alone[base]} | {p(study.alone_p[base])} | {study.guess[base, 'none']:+.1f} |"
-            )
-    heading = (
-        "| addition | mean gain [95 % interval] | p (Holm) | gains, loses, significant | most on | least on | guess |"
-    )
-    lines += ["", heading]
-    lines += ["| --- | ---: | ---: | ---: | --- | --- | ---: |"]
+            lines.append(f"{figure} {study.alone[base]} | {p(study.alone_p[base])} |")
+    heading = "| addition | mean gain [95 % interval] | p (Holm) | gains, loses, significant | most on | least on |"
+    lines += ["", heading, "| --- | ---: | ---: | ---: | --- | --- |"]
     for addition, found in study.main.items():
-        guess = np.mean([study.guess[base, addition] for base in study.having(addition)])
-        row = (label(addition), str(found), p(study.main_p[addition]), where(study, addition), f"{guess:+.1f}")
+        row = (label(addition), str(found), p(study.main_p[addition]), where(study, addition))
         lines.append(f"| {' | '.join(row)} |")
     lines.append("")
     left = (
@@ -297,7 +288,7 @@ def tables(study: Study) -> str:
         if study.open
         else []
     )
-    return "\n".join([*lines, *left, *pair_lines(study), "", *guess_lines(study)])
+    return "\n".join([*lines, *left, *pair_lines(study)])
 
 
 def pair_lines(study: Study) -> list[str]:
@@ -324,7 +315,7 @@ def pair_lines(study: Study) -> list[str]:
     ]
 
 
-def guess_lines(study: Study) -> list[str]:
+def judged(study: Study) -> str:
     """Return how many guesses were right."""
     cells = {
         f"{base} + {addition}": study.guess[base, addition] for addition in ADDITIONS for base in study.having(addition)
@@ -335,10 +326,10 @@ def guess_lines(study: Study) -> list[str]:
     found = [study.gain[name].mean for name in cells]
     rank = float(stats.spearmanr(list(cells.values()), found).statistic)
     error = float(np.mean([abs(study.gain[name].mean - guess) for name, guess in cells.items()]))
-    return [
+    return (
         f"Of {len(cells)} guessed gains " + ", ".join(f"{count[kind]} are {kind}" for kind in KINDS) + ". "
-        f"The guess is off by {error:.1f} points on average; its rank correlation with the result is {rank:.2f}.",
-    ]
+        f"The guess is off by {error:.1f} points on average; its rank correlation with the result is {rank:.2f}."
+    )
 
 
 KINDS = ("right", "of the wrong sign", "no effect where one was found", "an effect where none was found")
@@ -454,9 +445,9 @@ def filled(text: str, made: Mapping[str, str]) -> str:
 
 
 def pages() -> dict[Path, str]:
-    """Return the page and its pictures as the evidence gives them."""
+    """Return the page and its pictures as the evidence gives them, and how the guess fared."""
     evidence, guess = read_evidence(EVIDENCE), read_guess(GUESS)
-    made, files = {}, {}
+    made, guessed, files = {}, {}, {}
     for data in (data for data in evidence if finished(evidence[data], "FedAvg")):
         study, title = Study(evidence[data], guess[data]), DATA[data]
         captions = {
@@ -467,7 +458,9 @@ def pages() -> dict[Path, str]:
             files[PICTURES / f"{data}-{kind}.svg"] = heat_map(study, caption, beyond=kind == "beyond")
         images = [f"![{caption}]({PICTURES.name}/{data}-{kind}.svg)" for kind, caption in captions.items()]
         made[data] = "\n\n".join([*images, tables(study)])
-    return {PAGE: filled(PAGE.read_text(encoding="utf-8"), made), **files}
+        guessed[data] = judged(study)
+    texts = {PAGE: made, GUESS.with_suffix(".md"): guessed}
+    return {page: filled(page.read_text(encoding="utf-8"), of) for page, of in texts.items()} | files
 
 
 def run(data: str, data_dir: str | None, out: Path) -> int:
