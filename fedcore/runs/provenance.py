@@ -11,6 +11,7 @@ import os
 import platform
 import re
 import subprocess
+from contextlib import suppress
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
@@ -79,32 +80,38 @@ def _source(module: str) -> str:
     """Return the SHA-256 of a module's source, or of all modules of a package; empty if it cannot be read.
 
     It includes modules and packages of the same folder that it imports, such as a study's ``layers.py``, but none of
-    ``site-packages``, which have versions. The files are read at each call: a notebook reloads what was edited.
+    ``site-packages``, which have versions, or of fedcore's checkout, which has a commit.
     """
     digest = hashlib.sha256()
     try:
         spec = importlib.util.find_spec(module)
         paths = [Path(place) for place in spec.submodule_search_locations or [str(spec.origin)]] if spec else []
         for path in paths:  # the list grows
-            code = b"".join(file.read_bytes() for file in sorted(path.rglob("*.py")) or [path])
+            code, words = _read(*((file, file.stat().st_mtime_ns) for file in sorted(path.rglob("*.py")) or [path]))
             digest.update(code)
-            for other in () if path.parent.name.endswith("-packages") else sorted(path.parent.iterdir()):
-                imported = rb"^[ \t]*(?:from|import)[ \t](?:.*,)?[ \t]*%b\b" % re.escape(other.stem.encode())
-                if other not in paths and other.suffix in ("", ".py") and re.search(imported, code, re.MULTILINE):
-                    paths += [other] if other.suffix or any(other.glob("*.py")) else []
+            beside = () if path.parent.name.endswith("-packages") or path.parent == _ROOT else path.parent.iterdir()
+            others = {*beside}.difference(paths)
+            paths += sorted(p for p in others if p.stem in words and (p.suffix == ".py" or any(p.glob("*.py"))))
     except (ImportError, OSError, ValueError):
         return ""
     return digest.hexdigest()
+
+
+@functools.lru_cache(16)
+def _read(*files: tuple[Path, int]) -> tuple[bytes, set[str]]:
+    """Return the text of files, which are read again after a change, and the words in its import statements."""
+    code = b"".join(file.read_bytes() for file, _ in files)
+    imports = re.findall(rb"^[ \t]*(?:from|import)[ \t].+", code, re.MULTILINE)
+    return code, {*re.findall(r"\w+", b" ".join(imports).decode(errors="replace"))}
 
 
 def _text(lent: Any) -> str:
     """Return the SHA-256 of the text of a notebook's class or function; empty of other objects."""
     held = {"": lent, **vars(lent if isinstance(lent, type) else type(lent))}.values()
     functions = [each for each in held if inspect.isfunction(each) and each.__module__ == "__main__"]
-    try:
+    with suppress(OSError):  # of the interpreter's own prompt nothing is kept
         return hashlib.sha256("".join(map(inspect.getsource, functions)).encode()).hexdigest() if functions else ""
-    except OSError:  # of the interpreter's own prompt nothing is kept
-        return ""
+    return ""
 
 
 @functools.cache  # it reads every package's metadata
@@ -116,11 +123,8 @@ def installed_versions() -> dict[str, str]:
     installed = {}
     for distribution in distributions():
         name = distribution.name or ""  # an installation that was interrupted leaves a folder without metadata
-        if (
-            name in RECORDED
-            or name.startswith("fedcore")
-            or any(e.group.startswith("fedcore.") for e in distribution.entry_points)
-        ):
+        extends = any(point.group.startswith("fedcore.") for point in distribution.entry_points)
+        if extends or name in RECORDED or name.startswith("fedcore"):
             installed[name] = distribution.version
     installed.pop(CORE, None)
     return dict(sorted({**installed, "fedcore": __version__}.items()))

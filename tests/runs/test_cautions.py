@@ -172,6 +172,13 @@ def test_a_run_that_goes_on_with_other_code_or_instructions_says_so(notes, tmp_p
     assert last["versions"]["instruction set"] == "OTHER"
 
 
+def test_code_that_did_not_change_is_read_once(monkeypatch):
+    """Each run asks several times: of a package of a megabyte that took a run longer than its training."""
+    first = provenance._source("tests")
+    monkeypatch.setattr("pathlib.Path.read_bytes", lambda file: pytest.fail(f"reads {file} again"))
+    assert provenance._source("tests") == first
+
+
 def test_a_run_that_goes_on_with_another_text_of_a_notebooks_class_says_so(notes, monkeypatch):
     def cell(weight):
         text = "class Near(Plugin):\n    @hookimpl\n    def local_loss(self, step):\n"
