@@ -158,6 +158,18 @@ def test_test_samples_that_are_training_samples_are_noted(tmp_path, recwarn, tra
     assert [note.partition(" samples")[0] for note in notes] == [noted] * bool(noted)
 
 
+def test_samples_of_other_shapes_are_not_compared(tmp_path):
+    """One test sample, none, as one client's part has, and series of other lengths."""
+    x, y = torch.rand(20, 7, 10), torch.arange(20) % 2
+    for test in (x[:1, :5], x[:0], x[:1]):
+        dataset = Dataset(
+            "series", TensorSamples(x, y), TensorSamples(test, y[: len(test)]), num_classes=2, input_shape=(7, 10)
+        )
+        partition = Partition([range(10), range(10, 20)], [[], []], {})
+        notes = prepare(None, "as-loaded", dataset, partition).notes
+        assert ["training samples" in note for note in notes] == [True] * (test.shape == (1, 7, 10))
+
+
 def test_equal_rows_of_few_values_are_no_note(tmp_path, recwarn):
     x, y = np.random.default_rng(0).integers(0, 2, (200, 4)).astype(np.float32), np.arange(200) % 2
     config = small_config(tmp_path, clients=2, rounds=1, local_steps=1, partition="iid", model="mlp")
@@ -166,10 +178,10 @@ def test_equal_rows_of_few_values_are_no_note(tmp_path, recwarn):
 
 
 def test_a_federations_client_looks_at_its_own_parts():
-    x, y = torch.rand(6, 5), torch.tensor([0, 1] * 3)
+    x, y = torch.rand(6, 90), torch.tensor([0, 1] * 3)
     own = TensorSamples(torch.cat([x, x[:4]]), torch.cat([y, y[:4]]))
-    dataset = Dataset("own", own, TensorSamples(x, y), num_classes=2, input_shape=(5,))
-    for held_out, notes in (([6, 7, 8, 9], 1), ([4, 5], 0)):
+    dataset = Dataset("own", own, TensorSamples(x, y), num_classes=2, input_shape=(90,))
+    for held_out, notes in (([6, 7, 8, 9], 1), ([4, 5], 0), ([], 0), ([6], 1)):
         partition = Partition(
             [[], [0, 1, 2, 3]], [[], held_out], {**Partition.declared([1], [0], "own").info, "own": 1}
         )

@@ -120,11 +120,13 @@ def _seen_in_training(dataset: Dataset, partition: Partition) -> list[str]:
     ]
     if not all(isinstance(part, Tensor) for part in values) or (partition.is_declared and own is None):
         return []
-    rows = [part.reshape(len(part), -1) for part in values]
+    rows = [part.detach().cpu()[:, None].flatten(1) for part in values]
+    if rows[0].shape[1] != rows[1].shape[1]:
+        return []
     if own is not None:
         rows = [rows[0][partition.train[own]], rows[0][partition.test[own]]]
-    step = 1 + rows[0].shape[1] // SEEN
-    train, test = ([*map(hash, map(bytes, part[:, ::step].contiguous().view(torch.uint8).numpy()))] for part in rows)
+    columns = torch.arange(0, rows[0].shape[1], 1 + rows[0].shape[1] // SEEN)
+    train, test = ([*map(hash, map(bytes, part[:, columns].view(torch.uint8).numpy()))] for part in rows)
     known = set(train)
     also = sum(each in known for each in test)
     if 2 * also <= len(test) or 2 * len(known) <= len(train):
