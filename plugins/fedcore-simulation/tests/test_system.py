@@ -107,6 +107,25 @@ def test_an_unknown_option_gets_a_suggestion():
         RunConfig.create({"system": {"dropuot": 0.1}})
 
 
+def idle(**system):
+    notes = RunConfig(clients=10, system=system).system.idle(RunConfig(clients=10))
+    return [note.removeprefix("--system ").partition("=")[0] for note in notes]
+
+
+def test_options_without_effect_are_named():
+    assert idle(day=5) == ["day"]
+    assert idle(slow=0.04) == ["slow"]
+    assert idle(slow_factor=9.0) == ["slow_factor"]
+    assert idle(partial="drop", dropout=0.5) == ["partial"]
+    assert idle(day=5, availability=0.5, slow=0.1, slow_factor=9.0, partial="drop", deadline=9.0) == []
+    assert idle(partial="drop", stragglers=0.5, slow_factor=4.0) == []
+
+
+def test_a_run_tells_of_an_option_without_effect(tmp_path):
+    with warns(RuntimeWarning, "--system day=5", "availability"):
+        federate(tmp_path, clients=2, rounds=1, samples=64, system={"day": 5})
+
+
 def test_stragglers_need_a_second_epoch():
     with raises(ConfigError, "--local-epochs", "2"):
         RunConfig.create({"system": {"stragglers": 0.5}, "local_epochs": 1})

@@ -66,6 +66,10 @@ class Simulation(Section):
         if self.system is not None:
             self.system.check_setup(setup)
 
+    def cautions(self, setup: RunSetup) -> list[str]:
+        """Return the options of the system that have no effect."""
+        return [] if self.system is None else self.system.idle(cast("RunConfig", self))
+
     def simulated(self, samples: Callable[[int], int], breaks: Collection[int] = ()) -> System | None:
         """Return the system of the run; see :class:`fedcore_simulation.simulator.Simulator`."""
         if self.system is None:

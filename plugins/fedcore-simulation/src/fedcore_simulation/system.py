@@ -114,6 +114,22 @@ class SimulatedSystem(BaseModel):
                 f"{config.training_clients}; lower concurrency or participation"
             )
 
+    def idle(self, config: RunConfig) -> list[str]:
+        """Return a sentence for each option that has no effect next to the others."""
+        clients, usual = config.training_clients, type(self).model_fields
+        whole = self.stragglers == 0 and self.deadline is None
+        reasons = {
+            "day": "without availability: all clients are there" if self.availability == 1 else "",
+            "slow": f"with {clients} clients: it makes none slow" if round(self.slow * clients) == 0 else "",
+            "slow_factor": "without slow" if self.slow == 0 else "",
+            "partial": "without stragglers or a deadline: no client completes a part" if whole else "",
+        }
+        return [
+            f"--system {name}={getattr(self, name)} has no effect {reason}"
+            for name, reason in reasons.items()
+            if reason and getattr(self, name) != usual[name].default
+        ]
+
     def check_setup(self, setup: RunSetup) -> None:
         """Refuse clients that do not wait for each other next to methods that assume that they do.
 
