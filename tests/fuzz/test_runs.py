@@ -124,14 +124,14 @@ def trained(model: nn.Module, start: dict[str, Tensor], batches: Any, options: d
 
 def mean_of(models: dict[int, dict[str, Tensor]], sizes: Any) -> dict[str, Tensor]:
     """Return the mean by samples; counts, such as a BatchNorm's, take the largest."""
-    share = {client: int(sizes[client]) / sum(int(sizes[other]) for other in models) for client in models}
     first = next(iter(models.values()))
-    return {
-        name: torch.stack([own[name] for own in models.values()]).amax(dim=0)
-        if not tensor.is_floating_point()
-        else sum(share[client] * own[name].double() for client, own in models.items()).to(tensor.dtype)
-        for name, tensor in first.items()
-    }
+    shares = torch.tensor([float(sizes[client]) for client in models], dtype=torch.float64)
+    mean = {}
+    for name, tensor in first.items():
+        rows = torch.stack([own[name] for own in models.values()])
+        weighted = torch.tensordot(shares / shares.sum(), rows.double(), dims=1).to(tensor.dtype)
+        mean[name] = weighted if tensor.is_floating_point() else rows.amax(dim=0)
+    return mean
 
 
 def check_one_result(data: st.DataObject, folder: Path) -> None:
