@@ -155,6 +155,20 @@ def test_a_client_s_public_samples_are_an_installed_data_set_that_fits(tmp_path,
         _public(name, setup, None)
 
 
+@pytest.mark.parametrize("normalize", ["as-loaded", "global"])
+def test_a_client_s_public_samples_are_normalised_as_the_server_s(tmp_path, normalize):
+    """With --normalize global they had their data set's own numbers at the clients, and the run's at the server."""
+    setup, train = setup_of(tmp_path, "feddf", public="digits"), load_dataset("digits").train
+    config = {**setup.config, "normalize": normalize}
+    setup = setup.model_copy(update={"config": config, "normalisation": [[0.4], [0.2]]})
+    public = helpers.own_data(0).site(accepted(setup), setup, tmp_path).dataset.public
+    rows = torch.arange(5)
+    expected = train.gather(rows)
+    if normalize == "global":
+        expected = (expected * torch.tensor(train.std) + torch.tensor(train.mean) - 0.4) / 0.2
+    torch.testing.assert_close(public.inputs(rows), expected, atol=1e-5, rtol=0)
+
+
 def test_a_round_s_payload_goes_once_to_each_client(tmp_path):
     link = Here(helpers.make_handlers(tmp_path / "own"))
     helpers.run_over(link, tmp_path / "run", "fedcme")

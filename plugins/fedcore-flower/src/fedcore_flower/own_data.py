@@ -135,6 +135,8 @@ def _public(name: str | None, setup: Setup, data_dir: Path | None) -> PublicSamp
     samples = dataset.train
     if isinstance(samples, TensorSamples):
         samples = samples.with_columns(setup.columns, f"the public table {name}")
+    if setup.config.get("normalize", "as-loaded") != "as-loaded":  # then the server's are by the run's numbers, too
+        samples = _normalised(samples, setup.normalisation)
     return PublicSamples(samples, torch.arange(len(samples)))
 
 
