@@ -822,6 +822,16 @@ class TestTuned:
         noted = [protocol for protocol in protocols if "too high" in at_which(rows, ["lr"], protocol)]
         assert noted == (["personal_validation"] if share else [*protocols[1:4]])
 
+    def test_a_test_set_of_the_samples_that_chose_is_noted_as_too_high(self, make):
+        """PFLlib's and LEAF's clients have test samples that are the test set: a model has one loss on both."""
+        run = make([], 0, [0.5], lr=self.LR)
+        summary = json.loads((run / "summary.json").read_text())
+        losses = zip(("global", "global_local"), (1.357791983637, 1.357791984337), strict=True)
+        summary["metrics"].update({name: {"accuracy": 0.5, "loss": loss} for name, loss in losses})
+        (run / "summary.json").write_text(json.dumps(summary))
+        note = at_which({"fedavg": find_runs([run], print)}, ["lr"], "global")
+        assert "the samples of global chose them, so it is too high: train with --validation-share 0.5" in note
+
     def test_what_a_search_tried_is_known(self, make, tmp_path):
         """Two searches are one table of two methods, each at its best trial; --by looks at the trials."""
         for name, best in (("fedavg", 0.2), ("moon", 0.1)):

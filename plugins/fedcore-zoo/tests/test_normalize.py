@@ -170,6 +170,26 @@ def test_samples_of_other_shapes_are_not_compared(tmp_path):
         assert ["training samples" in note for note in notes] == [True] * (test.shape == (1, 7, 10))
 
 
+@pytest.mark.parametrize(
+    ("options", "noted"),
+    [
+        ({}, []),
+        ({"patience": 1}, ["--patience would choose"]),
+        ({"patience": 1, "keep": "best"}, ["--patience and --keep best would choose"]),
+        ({"patience": 1, "validation_share": 0.5}, []),
+    ],
+)
+def test_clients_test_samples_that_are_the_test_set(tmp_path, recwarn, options, noted):
+    """They stand in the training set's arrays, as on the page of own data, but nobody trains on them."""
+    x, y = np.random.default_rng(0).random((80, 30), dtype=np.float32), np.arange(80) % 2
+    positions = Partition([range(30), range(30, 60)], [range(60, 70), range(70, 80)])
+    config = small_config(tmp_path, clients=2, rounds=1, local_steps=1, model="mlp", **options)
+    fedcore.run(config, dataset=(x, y, x[60:], y[60:]), partition=positions, progress=False)
+    said = [str(w.message) for w in recwarn if "test samples are" in str(w.message)]
+    assert len(said) == len(noted)
+    assert all(words in note for note, words in zip(said, noted, strict=True))
+
+
 def test_equal_rows_of_few_values_are_no_note(tmp_path, recwarn):
     x, y = np.random.default_rng(0).integers(0, 2, (200, 4)).astype(np.float32), np.arange(200) % 2
     config = small_config(tmp_path, clients=2, rounds=1, local_steps=1, partition="iid", model="mlp")

@@ -50,9 +50,8 @@ def prepare(config: Any, choice: str, dataset: Dataset, partition: Partition) ->
     """
     train = dataset.train
     _check_samples(dataset)
-    dataset = replace(
-        dataset, notes=(*dataset.notes, *_scaled_apart(train, dataset.test), *_seen_in_training(dataset, partition))
-    )
+    notes = (*_scaled_apart(train, dataset.test), *_seen_in_training(dataset, partition))
+    dataset = replace(dataset, notes=(*dataset.notes, *notes, *_chosen_on_test(config, dataset, partition)))
     if "own" in partition.info:  # at a client of a federation: the samples are normalised as the server's are
         return _by_client(dataset, partition) if choice == "client" else dataset
     if partition.is_declared and choice not in ("none", "pretrained"):
@@ -123,10 +122,13 @@ def _seen_in_training(dataset: Dataset, partition: Partition) -> list[str]:
     rows = [part.detach().cpu()[:, None].flatten(1) for part in values]
     if rows[0].shape[1] != rows[1].shape[1]:
         return []
+    columns = torch.arange(0, rows[0].shape[1], 1 + rows[0].shape[1] // SEEN)
+    rows = [part[:, columns] for part in rows]
     if own is not None:
         rows = [rows[0][partition.train[own]], rows[0][partition.test[own]]]
-    columns = torch.arange(0, rows[0].shape[1], 1 + rows[0].shape[1] // SEEN)
-    train, test = ([*map(hash, map(bytes, part[:, columns].view(torch.uint8).numpy()))] for part in rows)
+    else:  # what clients hold out may be the test set
+        rows[0] = rows[0][partition.train.of_first(partition.num_clients).unique()]
+    train, test = ([*map(hash, map(bytes, part.view(torch.uint8).numpy()))] for part in rows)
     known = set(train)
     also = sum(each in known for each in test)
     if 2 * also <= len(test) or 2 * len(known) <= len(train):
@@ -134,6 +136,25 @@ def _seen_in_training(dataset: Dataset, partition: Partition) -> list[str]:
     what = "test" if own is None else "held-out"
     return [
         f"{also} of {len(test)} {what} samples are training samples, too, so figures on them say little about new ones"
+    ]
+
+
+def _chosen_on_test(config: Any, dataset: Dataset, partition: Partition) -> list[str]:
+    """Return the note that a run chooses a round on the test set, as the clients' test samples are the server's."""
+    name = "images" if isinstance(dataset.train, ResidentSamples) else "inputs"
+    train, test = getattr(dataset.train, name, None), getattr(dataset.test, name, None)
+    held_out = torch.as_tensor(partition.test.positions, dtype=torch.int64)
+    if not (isinstance(train, Tensor) and isinstance(test, Tensor) and len(test) == len(held_out) > 0):
+        return []
+    if "own" in partition.info or partition.is_declared or config.validation_share:
+        return []
+    chooses = [flag for flag, on in (("--patience", config.patience), ("--keep best", config.keep == "best")) if on]
+    both = (part[:, None].flatten(1).sum(dim=1, dtype=torch.float64) for part in (train[held_out], test) if chooses)
+    if not chooses or not torch.equal(*(sums.sort().values for sums in both)):
+        return []
+    return [
+        f"the clients' test samples are the test set, so {' and '.join(chooses)} would choose a round on it, and all "
+        "figures of that round are too high; with --validation-share 0.5 take global_local or personal"
     ]
 
 

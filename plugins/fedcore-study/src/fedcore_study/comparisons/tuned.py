@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
@@ -66,11 +67,18 @@ def at_which(rows: Mapping[str, Sequence[RunRecord]], tuned: Collection[str], pr
         protocol not in protocols.HELD_OUT
         or any(not run.config.validation_share for runs in rows.values() for run in runs)
     )
+    on_test = any(_is_tested_on_held_out(run) for runs in rows.values() for run in runs)
     note = f"each row has its own tuned options ({'; '.join(parts)})"
-    if chose:
-        note += f"; the samples of {protocol} chose them, so it is too high: take global, or train with "
-        note += "--validation-share 0.5 and take personal or global_local"
+    if chose or (on_test and protocol == "global"):
+        note += f"; the samples of {protocol} chose them, so it is too high: {'' if on_test else 'take global, or '}"
+        note += "train with --validation-share 0.5 and take personal or global_local"
     return note
+
+
+def _is_tested_on_held_out(run: RunRecord) -> bool:
+    """Return whether the clients' held-out parts are the test set: a model has the same loss on both."""
+    ours, theirs = (number(run.figures(protocol, None).get("loss")) for protocol in ("global", "global_local"))
+    return ours is not None and theirs is not None and math.isclose(ours, theirs, rel_tol=1e-6)
 
 
 def _in_words(run: RunRecord, tuned: Collection[str]) -> str:
