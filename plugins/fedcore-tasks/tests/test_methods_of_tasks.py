@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 
 import numpy as np
 import pytest
+import torch
 
 import fedcore
-from fedcore import ConfigError, DataError
+from fedcore import ConfigError, DataError, RunConfig
 from fedcore.data import Dataset, as_dataset
+from fedcore_power_of_choice import PowerOfChoice, PowerOfChoiceOptions
+from fedcore_qffl import QFedAvg, QFedAvgOptions
 from fedcore_tasks import MultiLabel, Regression, Segmentation, Survival
 from fedcore_testing import model_bytes
 from tests.sentences import raises
@@ -220,3 +224,18 @@ def test_a_named_task_takes_what_also_could_be_classes_and_names_what_it_cannot_
     dataset = as_dataset((ROWS, np.linspace(0, 1, 12), ROWS, np.linspace(0, 1, 12)))
     assert isinstance(dataset, Dataset)
     assert as_dataset(dataset).task is dataset.task
+
+
+def test_the_loss_by_which_clients_are_chosen_or_weighed_is_that_of_batches():
+    """Cox's loss of n equal risks is log(n!) / n: of all samples it ranks clients by their size."""
+    labels = torch.stack([torch.arange(8.0), torch.ones(8)], dim=1)
+
+    class Client:
+        n, config, task, scratch = 8, RunConfig(batch_size=4), Survival(labels), {}
+
+        def forward(self, indices=None):
+            return None, torch.zeros(8, 1), labels
+
+    QFedAvg(QFedAvgOptions()).begin_local(Client())
+    losses = PowerOfChoice(PowerOfChoiceOptions()).loss(Client())["loss"], Client.scratch["loss"]
+    assert [float(loss) for loss in losses] == pytest.approx([math.log(24) / 4] * 2)

@@ -93,13 +93,15 @@ class PowerOfChoice(Plugin[PowerOfChoiceOptions]):
 
     @question
     def loss(self, client: ClientContext) -> dict[str, Tensor]:
-        """Return F_k(w_t), the mean task loss over the training samples or some of them."""
+        """Return F_k(w_t), the mean task loss over the training samples or some of them, in batches as in training."""
         indices = None
         if self.options.samples is not None and self.options.samples < client.n:
             order = torch.randperm(client.n, generator=client.generator("candidate"))
             indices = order[: self.options.samples].sort().values
         _, logits, labels = client.forward(indices)
-        return {"loss": client.task.loss(logits.double(), labels)}
+        size = client.config.batch_size
+        batches = zip(logits.double().split(size), labels.split(size), strict=True)
+        return {"loss": torch.stack([client.task.loss(z, y) * len(y) for z, y in batches]).sum() / len(labels)}
 
 
 def _check(answer: Answer) -> None:

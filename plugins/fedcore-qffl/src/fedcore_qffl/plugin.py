@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -50,10 +51,13 @@ class QFedAvg(Plugin[QFedAvgOptions]):
 
     @hookimpl
     def begin_local(self, client: ClientContext) -> None:
-        """Take F_k(w_t), the mean task loss over the client's training part."""
+        """Take F_k(w_t), the mean task loss over the client's training part, in batches as in training."""
         if self.options.q > 0:
             _, logits, labels = client.forward()
-            client.scratch["loss"] = client.task.loss(logits.double(), labels)
+            size = client.config.batch_size
+            batches = zip(logits.double().split(size), labels.split(size), strict=True)
+            sums = torch.stack([client.task.loss(z, y) * len(y) for z, y in batches])
+            client.scratch["loss"] = sums.sum() / len(labels)
 
     @hookimpl
     def end_local(self, client: ClientContext) -> dict[str, Tensor]:
