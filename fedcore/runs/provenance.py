@@ -71,7 +71,7 @@ def versions(config: RunConfig) -> dict[str, str]:
             modules[f"{SOURCE}{point.dist.name}"] = point.module
     code = {name: _source(re.split("[.:]", module)[0]) for name, module in modules.items()}
     for (_, name), lent in LENT.items():
-        if name.startswith(OBJECT) and (text := _text(lent)):
+        if name in config.names() and name.startswith(OBJECT) and (text := _text(lent)):
             code[f"{SOURCE}{short_name(name)}"] = text
     return {**installed_versions(), INSTRUCTIONS: torch.backends.cpu.get_cpu_capability(), **code}
 

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 import fedcore
 from fedcore import Loss, Plugin, RunConfig, hookimpl
+from fedcore.base import registry
 from fedcore.models import build_model
 from fedcore.runs import provenance
 from fedcore.runs.directory import RunDirectory
@@ -179,7 +180,7 @@ def test_code_that_did_not_change_is_read_once(monkeypatch):
     assert provenance._source("tests") == first
 
 
-def test_a_run_that_goes_on_with_another_text_of_a_notebooks_class_says_so(notes, monkeypatch):
+def test_a_run_that_goes_on_with_another_text_of_a_notebooks_class_says_so(notes, tmp_path, monkeypatch):
     def cell(weight):
         text = "class Near(Plugin):\n    @hookimpl\n    def local_loss(self, step):\n"
         text += f"        return Loss(step.logits.square().mean(), weight={weight})\n"
@@ -189,11 +190,14 @@ def test_a_run_that_goes_on_with_another_text_of_a_notebooks_class_says_so(notes
         return names["Near"]
 
     monkeypatch.setattr("fedcore.base.registry.main_module", lambda main: None)
-    assert notes([cell(0.1)]) == []
+    with registry.lent({("plugin", "object:Other"): cell(2)}):  # as the next method of a sweep
+        assert notes([cell(0.1)]) == []
     assert notes([cell(0.1)], changes={"rounds": 3}) == []
     assert notes([cell(0.5)], changes={"rounds": 4}) == [
         "the run was begun with another source of Near: its results may differ from those of one version"
     ]
+    recorded = RunDirectory(tmp_path / "run").sessions.read()[0]["versions"]
+    assert [name for name in recorded if name.startswith("source of")] == ["source of Near"]
 
 
 def by_options(labels, num_clients, **options):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import importlib
+import inspect
+import linecache
 import os
 import signal
 import subprocess
@@ -21,7 +23,7 @@ from fedcore.data import load_dataset, make_partition
 from fedcore.engines import ClientSite, InProcessEngine, LocalEngine
 from fedcore.tools import StorageError, registry
 from fedcore_testing import federate, model_bytes, records, small_config
-from fedcore_workers import TEMPLATE, WorkerEngine, engine, forks, pack_site, transport
+from fedcore_workers import TEMPLATE, WorkerEngine, engine, forks, pack_site, pickled, transport, unpickled
 from tests.reliability.processes import alive, descendants, open_files
 from tests.sentences import raises
 
@@ -101,6 +103,21 @@ def test_a_module_that_was_edited_but_not_imported_again_is_refused(tmp_path, mo
                 pack_site(site)
         importlib.reload(module)
         pack_site(site)
+
+
+def test_the_text_of_a_notebooks_class_reaches_other_processes():
+    """A sweep's runs had no hash of it: seeds of two versions were averaged in silence, 44.7 +- 40.1 %."""
+    text = "class Mine:\n    def step(self):\n        return 1\n"
+    file, names = "<a cell>", {"__name__": "__main__"}
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)  # as IPython does
+    exec(compile(text, file, "exec"), names)  # noqa: S102
+    with registry.lent({("plugin", "object:Mine"): names["Mine"]}):
+        sent = pickled(None)
+    del linecache.cache[file]
+    with registry.lent({}):
+        unpickled(sent, str)
+        again = registry.LENT["plugin", "object:Mine"]
+    assert inspect.getsource(again.step) == "    def step(self):\n        return 1\n"
 
 
 def test_there_are_no_more_workers_than_clients(tmp_path):

@@ -6,7 +6,9 @@ travels by value, as in Ray and joblib.
 
 from __future__ import annotations
 
+import inspect
 import io
+import linecache
 import pickle
 import sys
 from collections.abc import Callable, Iterable
@@ -59,7 +61,7 @@ def pickled(value: Any, apart: Callable[[Any], str | None] = lambda part: None) 
 
     file, objects = io.BytesIO(), {key: lent for key, lent in registry.LENT.items() if key[0] != "dataset"}
     try:
-        Pickler(file).dump((value, objects))
+        Pickler(file).dump((value, objects, _cells(objects.values())))
     except Exception as error:  # a program's objects can raise anything
         names = ", ".join(f"{kind} {name!r}" for kind, name in objects) or "its data set"
         raise ConfigError(
@@ -82,11 +84,19 @@ def unpickled(sent: bytes, find_part: Callable[[str], Any]) -> Any:
             return find_part(name)
 
     try:
-        value, objects = Unpickler(io.BytesIO(sent)).load()
+        value, objects, cells = Unpickler(io.BytesIO(sent)).load()
     except Exception as error:  # a program's objects can raise anything
         raise ConfigError(
             f"a worker process cannot load the objects that were given to the run ({type(error).__name__}: {error}). "
             "Put them into a module, or use workers=0"
         ) from error
     registry.LENT.update(objects)
+    linecache.cache.update(cells)
     return value
+
+
+def _cells(objects: Iterable[Any]) -> dict[str, Any]:
+    """Return the cells of a notebook that define objects, as linecache keeps them: a run's record has their hash."""
+    held = (each for lent in objects for each in (lent, *vars(lent if isinstance(lent, type) else type(lent)).values()))
+    files = {each.__code__.co_filename for each in held if inspect.isfunction(each) and each.__module__ == "__main__"}
+    return {file: linecache.cache[file] for file in files if file in linecache.cache}
