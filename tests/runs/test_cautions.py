@@ -67,7 +67,7 @@ def test_figures_that_need_held_out_parts(notes, plugins, options, said):
 
 def test_arrays_that_are_not_used(notes, tmp_path):
     rows, labels = np.eye(12).reshape(12, 3, 4), np.arange(12) % 2
-    np.savez(tmp_path / "a.npz", x_train=rows, y_train=labels, x_test=rows, y_test=labels, x_val=rows)
+    np.savez(tmp_path / "a.npz", x_train=rows, y_train=labels, x_test=2 * rows, y_test=labels, x_val=rows)
     found = notes(dataset=f"npz:{tmp_path / 'a.npz'}", partition="iid", samples=None)
     assert found == [f"{tmp_path / 'a.npz'}: arrays not used: 'x_val'"]
 
