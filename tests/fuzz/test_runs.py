@@ -93,7 +93,7 @@ def check_fedavg(options: dict[str, Any], folder: Path) -> None:
     NotesBatches.taken.clear()
     try:
         result = federate(folder, NotesBatches, **options)
-    except ConfigError:
+    except (ConfigError, ValueError):
         return
     model, sizes = result.network, partition_of(result).train.sizes
     state = initial_weights(small_config(folder, **options))
@@ -142,7 +142,7 @@ def check_one_result(data: st.DataObject, folder: Path) -> None:
     plugins = [(name, {**SEEDED.get(name, {}), **CORRECTED.get(name, {})}) for name in names]
     try:
         result = federate(folder, *plugins, stack=stack, **options)
-    except (ConfigError, RoundFailedError):
+    except (ConfigError, RoundFailedError, ValueError):
         return
     require_same(result, federate(folder, *plugins, stack=stack, **options, workers=2), "with workers")
     require_same(result, interrupted(folder, *plugins, stack=stack, after=after, **options), "stopped and resumed")
