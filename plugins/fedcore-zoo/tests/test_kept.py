@@ -47,13 +47,39 @@ class KeepsANumber(KeepsAMeter):
         return nn.Sequential.forward(self, x)
 
 
+class KeepsAMean(KeepsAMeter):
+    """Its running mean is 0 in every evaluation, unless it is in the network's state."""
+
+    def __init__(self, persistent=None):
+        super().__init__()
+        del self.meter
+        self.mean = torch.zeros(64)
+        if persistent is not None:
+            del self.mean
+            self.register_buffer("mean", torch.zeros(64), persistent=persistent)
+
+    def forward(self, x):
+        flat = self[0](x)
+        if self.training:
+            self.mean.mul_(0.9).add_(flat.detach().mean(dim=0) + 1, alpha=0.1)
+        return self[1](flat - self.mean)
+
+
+@pytest.mark.parametrize("persistent", [None, False])
+def test_a_tensor_outside_of_the_state_that_training_changes_is_noted(tmp_path, persistent):
+    """A network on 8 clients of Fashion-MNIST had 66.3 % in silence, with buffers 76.6 %."""
+    with warns(RuntimeWarning, "KeepsAMean.mean", "register_buffer"):
+        fedcore.run(model=lambda num_classes: KeepsAMean(persistent), out=tmp_path / "run", **OPTIONS)
+
+
 @pytest.mark.parametrize(("network", "name"), [(KeepsAMeter, "KeepsAMeter.meter"), (KeepsAGenerator, "generator")])
 def test_an_object_that_training_changes_is_noted(tmp_path, network, name):
     with warns(RuntimeWarning, name):
         fedcore.run(model=network, out=tmp_path / "run", **OPTIONS)
 
 
-def test_what_each_client_has_anew_is_not_noted(tmp_path):
+@pytest.mark.parametrize("network", [KeepsANumber, lambda num_classes: KeepsAMean(True)], ids=["number", "buffer"])
+def test_what_each_client_has_anew_or_sends_is_not_noted(tmp_path, network):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        fedcore.run(model=KeepsANumber, out=tmp_path / "run", **OPTIONS)
+        fedcore.run(model=network, out=tmp_path / "run", **OPTIONS)
