@@ -11,6 +11,7 @@ import os
 import platform
 import re
 import subprocess
+import sys
 from contextlib import suppress
 from importlib.metadata import distributions
 from pathlib import Path
@@ -34,26 +35,22 @@ INSTRUCTIONS = "instruction set"
 COMMIT = "fedcore's commit"
 """The name, among versions that are compared, of the commit of the checkout from which fedcore is imported."""
 
+_known: dict[str, tuple[list[Any], str]] = {}
+"""Module -> the specs of its imported modules, which a reload replaces, and its hash as they were imported."""
+
 _ROOT = Path(__file__).resolve().parents[2]
 
 
 def session(setup: Setup) -> dict[str, Any]:
     """Return the record of a process that trains a run: plain values, without host name or paths."""
-    model, device = setup.model, setup.placement.device
+    model, device, kind = setup.model, setup.placement.device, setup.task.kind
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     return {
         "started": now(),
         "commit": commit(),
         "versions": versions(setup.config),
-        "machine": {
-            "cpu": _cpu(),
-            "cores": cores(),
-            "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
-            "system": f"{platform.system()} {platform.machine()}",
-        },
-        "task": {
-            "name": setup.task.kind.name,
-            "signs": {name: sign(name, setup.metrics) for name in setup.task.kind.metrics},
-        },
+        "machine": {"cpu": _cpu(), "cores": cores(), "gpu": gpu, "system": f"{platform.system()} {platform.machine()}"},
+        "task": {"name": kind.name, "signs": {name: sign(name, setup.metrics) for name in kind.metrics}},
         "model": {"parameters": sum(p.numel() for p in model.parameters()), "projection": model.projection_width},
         "notes": setup.notes,
     }
@@ -80,21 +77,28 @@ def _source(module: str) -> str:
     """Return the SHA-256 of a module's source, or of all modules of a package; empty if it cannot be read.
 
     It includes modules and packages of the same folder that it imports, such as a study's ``layers.py``, but none of
-    ``site-packages``, which have versions, or of fedcore's checkout, which has a commit.
+    ``site-packages``, which have versions, or of fedcore's checkout, which has a commit. What this process has imported
+    counts: an edit does after a reload.
     """
-    digest = hashlib.sha256()
+    digest, read = hashlib.sha256(), set[str]()
     try:
         spec = importlib.util.find_spec(module)
         paths = [Path(place) for place in spec.submodule_search_locations or [str(spec.origin)]] if spec else []
         for path in paths:  # the list grows
-            code, words = _read(*((file, file.stat().st_mtime_ns) for file in sorted(path.rglob("*.py")) or [path]))
+            files = sorted(path.rglob("*.py")) or [path]
+            code, words = _read(*((file, file.stat().st_mtime_ns) for file in files))
             digest.update(code)
+            read.update(map(str, files))
             beside = () if path.parent.name.endswith("-packages") or path.parent == _ROOT else path.parent.iterdir()
             others = {*beside}.difference(paths)
             paths += sorted(p for p in others if p.stem in words and (p.suffix == ".py" or any(p.glob("*.py"))))
     except (ImportError, OSError, ValueError):
         return ""
-    return digest.hexdigest()
+    loaded = [part.__spec__ for part in [*sys.modules.values()] if getattr(part, "__file__", None) in read]
+    known = _known.get(module)
+    if known is None or [*map(id, known[0])] != [*map(id, loaded)]:
+        known = _known[module] = loaded, digest.hexdigest()
+    return known[1]
 
 
 @functools.lru_cache(16)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import linecache
+import sys
 
 import numpy as np
 import pytest
@@ -161,6 +163,7 @@ def test_a_run_that_goes_on_with_other_code_or_instructions_says_so(notes, tmp_p
     assert notes(changes={"rounds": 3}) == []
     with (tmp_path / ("layers_of_study.py" if imported else file)).open("a") as edited:
         edited.write("# another text\n")
+    provenance._known.clear()  # as in another process
     capability = torch.backends.cpu.get_cpu_capability()
     monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "OTHER")
     (note,) = notes(changes={"rounds": 4})
@@ -178,6 +181,22 @@ def test_code_that_did_not_change_is_read_once(monkeypatch):
     first = provenance._source("tests")
     monkeypatch.setattr("pathlib.Path.read_bytes", lambda file: pytest.fail(f"reads {file} again"))
     assert provenance._source("tests") == first
+
+
+def test_the_text_that_a_process_has_imported_counts(tmp_path, monkeypatch):
+    """A script that is edited while it trains one run after the other, and a notebook that reloads what was edited."""
+    for name, text in (("looping_study", "import looping_layers\n"), ("looping_layers", "width = 1\n")):
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("looping_study")
+    before = provenance._source("looping_study")
+    (tmp_path / "looping_layers.py").write_text("width = 1000\n")
+    assert provenance._source("looping_study") == before
+    importlib.reload(sys.modules["looping_layers"])
+    after = provenance._source("looping_study")
+    assert after != before
+    provenance._known.clear()
+    assert provenance._source("looping_study") == after
 
 
 def test_a_run_that_goes_on_with_another_text_of_a_notebooks_class_says_so(notes, tmp_path, monkeypatch):
