@@ -351,7 +351,7 @@ class TestRecords:
         assert [run.path.name for run in find_runs([sweep.path], notes.append)] == [one]
         assert notes == [
             f"runs that failed: {three}. The first: diverged",
-            f"1 planned runs have not begun and are left out. The first: {two}",
+            f"planned runs that have not begun are left out: 1. The first: {two}",
         ]
 
 

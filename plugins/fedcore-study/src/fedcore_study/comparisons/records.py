@@ -266,7 +266,7 @@ def _begun(sweep: SweepDirectory, warn: Warn) -> list[Path]:
     if failed:
         warn(f"runs that failed: {', '.join(failed)}. The first: {next(iter(failed.values()))}")
     if waiting := [name for name, how in standing.items() if how == "waiting" and name not in failed]:
-        warn(f"{len(waiting)} planned runs have not begun and are left out. The first: {waiting[0]}")
+        warn(f"planned runs that have not begun are left out: {len(waiting)}. The first: {waiting[0]}")
     return [sweep.run_directory(name) for name, how in standing.items() if how != "waiting"]
 
 
