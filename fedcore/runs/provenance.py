@@ -35,8 +35,8 @@ INSTRUCTIONS = "instruction set"
 COMMIT = "fedcore's commit"
 """The name, among versions that are compared, of the commit of the checkout from which fedcore is imported."""
 
-_known: dict[str, tuple[list[Any], str]] = {}
-"""Module -> the specs of its imported modules, which a reload replaces, and its hash as they were imported."""
+_known: dict[str, tuple[set[str], list[Any], str]] = {}
+"""Module -> its files, the specs of those that are imported, which a reload replaces, and their hash at the import."""
 
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -66,7 +66,9 @@ def versions(config: RunConfig) -> dict[str, str]:
     for name, point in available("plugin").items():
         if name in config.plugins and point.dist:
             modules[f"{SOURCE}{point.dist.name}"] = point.module
-    code = {name: _source(re.split("[.:]", module)[0]) for name, module in modules.items()}
+    packages = {name: re.split("[.:]", module)[0] for name, module in modules.items()}
+    sources = {package: _source(package) for package in {*packages.values()}}
+    code = {name: sources[package] for name, package in packages.items()}
     for (_, name), lent in LENT.items():
         if name in config.names() and name.startswith(OBJECT) and (text := _text(lent)):
             code[f"{SOURCE}{short_name(name)}"] = text
@@ -80,33 +82,31 @@ def _source(module: str) -> str:
     ``site-packages``, which have versions, or of fedcore's checkout, which has a commit. What this process has imported
     counts: an edit does after a reload.
     """
+    if module in _known and [*map(id, _known[module][1])] == [*map(id, _specs(_known[module][0]))]:
+        return _known[module][2]
     digest, read = hashlib.sha256(), set[str]()
     try:
         spec = importlib.util.find_spec(module)
         paths = [Path(place) for place in spec.submodule_search_locations or [str(spec.origin)]] if spec else []
         for path in paths:  # the list grows
             files = sorted(path.rglob("*.py")) or [path]
-            code, words = _read(*((file, file.stat().st_mtime_ns) for file in files))
+            code = b"".join(file.read_bytes() for file in files)
             digest.update(code)
             read.update(map(str, files))
+            imports = b" ".join(re.findall(rb"^[ \t]*(?:from|import)[ \t].+", code, re.MULTILINE))
+            words = {*re.findall(r"\w+", imports.decode(errors="replace"))}
             beside = () if path.parent.name.endswith("-packages") or path.parent == _ROOT else path.parent.iterdir()
             others = {*beside}.difference(paths)
             paths += sorted(p for p in others if p.stem in words and (p.suffix == ".py" or any(p.glob("*.py"))))
     except (ImportError, OSError, ValueError):
         return ""
-    loaded = [part.__spec__ for part in [*sys.modules.values()] if getattr(part, "__file__", None) in read]
-    known = _known.get(module)
-    if known is None or [*map(id, known[0])] != [*map(id, loaded)]:
-        known = _known[module] = loaded, digest.hexdigest()
-    return known[1]
+    _known[module] = read, _specs(read), digest.hexdigest()
+    return _known[module][2]
 
 
-@functools.lru_cache(16)
-def _read(*files: tuple[Path, int]) -> tuple[bytes, set[str]]:
-    """Return the text of files, which are read again after a change, and the words in its import statements."""
-    code = b"".join(file.read_bytes() for file, _ in files)
-    imports = re.findall(rb"^[ \t]*(?:from|import)[ \t].+", code, re.MULTILINE)
-    return code, {*re.findall(r"\w+", b" ".join(imports).decode(errors="replace"))}
+def _specs(files: set[str]) -> list[Any]:
+    """Return the specs of the imported modules of these files."""
+    return [part.__spec__ for part in [*sys.modules.values()] if getattr(part, "__file__", None) in files]
 
 
 def _text(lent: Any) -> str:
