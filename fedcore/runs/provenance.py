@@ -66,9 +66,8 @@ def versions(config: RunConfig) -> dict[str, str]:
     for name, point in available("plugin").items():
         if name in config.plugins and point.dist:
             modules[f"{SOURCE}{point.dist.name}"] = point.module
-    packages = {name: re.split("[.:]", module)[0] for name, module in modules.items()}
-    sources = {package: _source(package) for package in {*packages.values()}}
-    code = {name: sources[package] for name, package in packages.items()}
+    source = functools.cache(_source)  # several names may be of one package
+    code = {name: source(re.split("[.:]", module)[0]) for name, module in modules.items()}
     for (_, name), lent in LENT.items():
         if name in config.names() and name.startswith(OBJECT) and (text := _text(lent)):
             code[f"{SOURCE}{short_name(name)}"] = text
@@ -82,8 +81,8 @@ def _source(module: str) -> str:
     ``site-packages``, which have versions, or of fedcore's checkout, which has a commit. What this process has imported
     counts: an edit does after a reload.
     """
-    if module in _known and [*map(id, _known[module][1])] == [*map(id, _specs(_known[module][0]))]:
-        return _known[module][2]
+    if (known := _known.get(module)) and [*map(id, known[1])] == [*map(id, _specs(known[0]))]:
+        return known[2]
     digest, read = hashlib.sha256(), set[str]()
     try:
         spec = importlib.util.find_spec(module)
@@ -154,6 +153,7 @@ def commit() -> str | None:
 
 
 def _cpu() -> str:
-    listed = Path("/proc/cpuinfo")
-    names = re.findall(r"^model name\s*: (.+)", listed.read_text("utf-8"), re.MULTILINE) if listed.is_file() else []
-    return names[0].strip() if names else platform.processor() or platform.machine()
+    with suppress(OSError):  # there is no such file, or it may not be read
+        if named := re.search(r"^model name\s*: (.+)", Path("/proc/cpuinfo").read_text("utf-8"), re.MULTILINE):
+            return named[1].strip()
+    return platform.processor() or platform.machine()
