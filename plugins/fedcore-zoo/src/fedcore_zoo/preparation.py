@@ -96,10 +96,16 @@ def _check_samples(dataset: Dataset) -> None:
             )
 
 
+def _values(samples: Samples) -> Tensor | None:
+    """Return the images or rows that samples hold in memory as one tensor; None for other samples."""
+    values = getattr(samples, "images", getattr(samples, "inputs", None))
+    return values if isinstance(values, Tensor) else None
+
+
 def _scaled_apart(train: Samples, test: Samples) -> list[str]:
     """Return the note on test samples of another scale than the training samples, of which one was divided by 255."""
-    both = [getattr(part, "images" if isinstance(part, ResidentSamples) else "inputs", None) for part in (train, test)]
-    values = [part[:: len(part) // 1000 + 1] for part in both if isinstance(part, Tensor) and len(part) > 1]
+    both = map(_values, (train, test))
+    values = [part[:: len(part) // 1000 + 1] for part in both if part is not None and len(part) > 1]
     if len(values) < 2 or not all(part.is_floating_point() or part.dtype == torch.uint8 for part in values):
         return []
     ours, theirs = (float(part.double().std()) for part in values)
@@ -114,12 +120,13 @@ def _seen_in_training(dataset: Dataset, partition: Partition) -> list[str]:
     Equal rows of a table of few values say nothing: there is no note if most training samples are there twice.
     """
     own: Any = partition.info.get("own")
-    values: list[Any] = [
-        getattr(part, "images", getattr(part, "inputs", None)) for part in (dataset.train, dataset.test)
+    rows = [
+        values.detach().cpu()[:, None].flatten(1)
+        for values in map(_values, (dataset.train, dataset.test))
+        if values is not None
     ]
-    if not all(isinstance(part, Tensor) for part in values) or (partition.is_declared and own is None):
+    if len(rows) < 2 or (partition.is_declared and own is None):
         return []
-    rows = [part.detach().cpu()[:, None].flatten(1) for part in values]
     if rows[0].shape[1] != rows[1].shape[1]:
         return []
     columns = torch.arange(0, rows[0].shape[1], 1 + rows[0].shape[1] // SEEN)
@@ -141,10 +148,9 @@ def _seen_in_training(dataset: Dataset, partition: Partition) -> list[str]:
 
 def _chosen_on_test(config: Any, dataset: Dataset, partition: Partition) -> list[str]:
     """Return the note that a run chooses a round on the test set, as the clients' test samples are the server's."""
-    name = "images" if isinstance(dataset.train, ResidentSamples) else "inputs"
-    train, test = getattr(dataset.train, name, None), getattr(dataset.test, name, None)
+    train, test = _values(dataset.train), _values(dataset.test)
     held_out = torch.as_tensor(partition.test.positions, dtype=torch.int64)
-    if not (isinstance(train, Tensor) and isinstance(test, Tensor) and len(test) == len(held_out) > 0):
+    if train is None or test is None or not len(test) == len(held_out) > 0:
         return []
     if "own" in partition.info or partition.is_declared or config.validation_share:
         return []
@@ -162,8 +168,8 @@ def check_finite(samples: Samples, where: str) -> None:
     """Refuse numbers of a loader that are not finite: each update would be, too, as after a learning rate too large."""
     if isinstance(samples, TableSamples) or (isinstance(samples, ResidentSamples) and samples.from_bytes):
         return
-    values = getattr(samples, "images" if isinstance(samples, ResidentSamples) else "inputs", None)
-    if not (isinstance(values, Tensor) and values.is_floating_point()) or values.sum().isfinite():
+    values = _values(samples)
+    if values is None or not values.is_floating_point() or values.sum().isfinite():
         return
     finite = values.isfinite().reshape(len(values), -1).all(dim=1)
     if finite.all():  # their sum is not

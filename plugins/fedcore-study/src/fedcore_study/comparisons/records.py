@@ -249,14 +249,19 @@ def find_runs(paths: Iterable[Path], warn: Warn) -> list[RunRecord]:
             folders = [path.resolve()]
         for folder in folders:
             if folder not in runs:
-                try:
-                    runs[folder] = read_run(folder, warn)
-                except FedcoreError as error:
-                    if len(paths) == len(folders) == 1:
-                        raise
-                    way_out = f"To go on without this run, move {folder} away, or name the other folders alone"
-                    raise RunDirectoryError(f"{str(error).removesuffix('.')}. {way_out}") from error
+                runs[folder] = _read_among(folder, warn, alone=len(paths) == len(folders) == 1)
     return list(runs.values())
+
+
+def _read_among(folder: Path, warn: Warn, *, alone: bool) -> RunRecord:
+    """Read a run; if it cannot be read, the error says how to go on with the others, if there are any."""
+    try:
+        return read_run(folder, warn)
+    except FedcoreError as error:
+        if alone:
+            raise
+        way_out = f"To go on without this run, move {folder} away, or name the other folders alone"
+        raise RunDirectoryError(f"{str(error).removesuffix('.')}. {way_out}") from error
 
 
 def _begun(sweep: SweepDirectory, warn: Warn) -> list[Path]:
