@@ -67,7 +67,7 @@ from fedcore_functional.statistics import (
     sample_features,
     unpack_statistics,
 )
-from fedcore_functional.terms import effective_steps, linear_term, moved_model, proximal_term, update_vector
+from fedcore_functional.terms import effective_steps, linear_term, mean_loss, moved_model, proximal_term, update_vector
 from fedcore_functional.under_vmap import VmapRules, as_parameters
 
 __all__ = [
@@ -107,6 +107,7 @@ __all__ = [
     "linear_term",
     "log_prior",
     "may_draw",
+    "mean_loss",
     "mean_over_holders",
     "model_contrastive_loss",
     "move_split",

@@ -1,13 +1,28 @@
-"""Terms of a local objective on the parameters, the effective number of SGD steps, and updates as vectors."""
+"""Terms of a local objective on the parameters, a client's mean loss, the steps of SGD, and updates as vectors."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
+
+
+def mean_loss(loss: Callable[[Tensor, Tensor], Tensor], logits: Tensor, labels: Tensor, batch_size: int) -> Tensor:
+    """Return the mean of a task's loss over samples, taken in batches as in training, shape ().
+
+    A loss that looks at all samples of a batch, as Cox's does, would be larger for more of them.
+
+    :param loss: of logits (n, ...) and labels (n, ...), its mean over the n; ``client.task.loss``.
+    :param logits: at least one row; they are converted to float64.
+
+    >>> mean_loss(lambda z, y: (z - y).mean(), torch.tensor([2.0, 4.0, 6.0]), torch.tensor([1.0, 1.0, 1.0]), 2)
+    tensor(3., dtype=torch.float64)
+    """
+    batches = zip(logits.double().split(batch_size), labels.split(batch_size), strict=True)
+    return torch.stack([loss(z, y) * len(y) for z, y in batches]).sum() / len(labels)
 
 
 def proximal_term(parameters: Sequence[Tensor], reference: Sequence[Tensor]) -> Tensor:

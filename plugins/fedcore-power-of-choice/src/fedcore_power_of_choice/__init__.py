@@ -20,6 +20,7 @@ from fedcore import (
     hookimpl,
     question,
 )
+from fedcore_functional import mean_loss
 
 __all__ = ["PowerOfChoice", "PowerOfChoiceOptions", "draw_candidates", "highest"]
 
@@ -99,9 +100,7 @@ class PowerOfChoice(Plugin[PowerOfChoiceOptions]):
             order = torch.randperm(client.n, generator=client.generator("candidate"))
             indices = order[: self.options.samples].sort().values
         _, logits, labels = client.forward(indices)
-        size = client.config.batch_size
-        batches = zip(logits.double().split(size), labels.split(size), strict=True)
-        return {"loss": torch.stack([client.task.loss(z, y) * len(y) for z, y in batches]).sum() / len(labels)}
+        return {"loss": mean_loss(client.task.loss, logits, labels, client.config.batch_size)}
 
 
 def _check(answer: Answer) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
 from fedcore import ClientContext, ClientUpdate, Plugin, PluginOptions, ServerContext, check_tensors, hookimpl
-from fedcore_functional import effective_steps
+from fedcore_functional import effective_steps, mean_loss
 from fedcore_qffl import equations as eq
 
 SUMS = "sums"
@@ -54,10 +53,7 @@ class QFedAvg(Plugin[QFedAvgOptions]):
         """Take F_k(w_t), the mean task loss over the client's training part, in batches as in training."""
         if self.options.q > 0:
             _, logits, labels = client.forward()
-            size = client.config.batch_size
-            batches = zip(logits.double().split(size), labels.split(size), strict=True)
-            sums = torch.stack([client.task.loss(z, y) * len(y) for z, y in batches])
-            client.scratch["loss"] = sums.sum() / len(labels)
+            client.scratch["loss"] = mean_loss(client.task.loss, logits, labels, client.config.batch_size)
 
     @hookimpl
     def end_local(self, client: ClientContext) -> dict[str, Tensor]:
